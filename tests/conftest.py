@@ -70,13 +70,13 @@ def golden(golden_base: Path) -> Iterator[GoldenFolder]:
     used: set[golden_sets.GoldenSet] = set()
 
     def folder(name: str) -> Path:
-        each, rest = golden_sets.split(name)
-        used.add(each)
-        return golden_sets.unpack(each, golden_base) / rest
+        root, rest = golden_sets.split(name)
+        used.add(root)
+        return golden_sets.unpack(root, golden_base) / rest
 
     yield folder
-    changed = [f"{each.id}: {line}" for each in sorted(used)
-               for line in golden_sets.verify(each, golden_base)]
+    changed = [f"{golden_set.id}: {line}" for golden_set in sorted(used)
+               for line in golden_sets.verify(golden_set, golden_base)]
     assert not changed, "\n".join(["a test changed a golden store:", *changed])
 
 

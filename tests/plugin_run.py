@@ -196,7 +196,7 @@ def _quick(items: list[pytest.Item]) -> list[pytest.Item]:
             continue
         if "long" not in item.keywords and not _group(item).startswith("spark"):
             cases.setdefault(name, []).append(item)
-    chosen = {id(each[RUN.seed % len(each)]) for each in cases.values()}
+    chosen = {id(scenario[RUN.seed % len(scenario)]) for scenario in cases.values()}
     return [item for item in items if id(item) in chosen]
 
 

@@ -45,18 +45,18 @@ def test_it_gives_what_read_gives(name: str, golden: GoldenFolder, rmqctl: Runne
         ways += [(["--topic", topic["topic"]], {"topic": topic["topic"]})
                  for topic in opened.topics()[:3]]
         for words, given in ways:
-            told = as_told(rmqctl("read", store, "--body", "base64", "-o", "jsonl", *words))
+            rows = as_told(rmqctl("read", store, "--body", "base64", "-o", "jsonl", *words))
             messages = opened.messages(**given)
-            assert list(messages) == told
-            assert list(messages) == told  # each time anew
+            assert list(messages) == rows
+            assert list(messages) == rows  # each time anew
             table = messages.to_arrow()
-            assert table.schema.names == list(told[0])
+            assert table.schema.names == list(rows[0])
             for column in ("physical_offset", "topic", "keys", "body", "tags", "msg_id"):
-                assert table[column].to_pylist() == [row[column] for row in told]
+                assert table[column].to_pylist() == [row[column] for row in rows]
             assert [dict(row) for row in table["properties"].to_pylist()] == [
-                row["properties"] for row in told]
+                row["properties"] for row in rows]
             assert table["store_timestamp"].cast(pa.int64()).to_pylist() == [
-                row["store_timestamp"] for row in told]
+                row["store_timestamp"] for row in rows]
 
 
 def test_conditions_are_those_of_the_command(golden: GoldenFolder, rmqctl: Runner) -> None:
@@ -68,9 +68,9 @@ def test_conditions_are_those_of_the_command(golden: GoldenFolder, rmqctl: Runne
             fields = ["physical_offset", "property.KEYS"]
             rows = list(opened.messages(since=since, where="total_size>300", limit=20,
                                         fields=fields))
-            told = rmqctl("read", store, "--since", str(middle), "--where", "total_size>300",
-                          "--limit", "20", "--fields", ",".join(fields), "-o", "json").json()
-            assert rows == told
+            answer = rmqctl("read", store, "--since", str(middle), "--where", "total_size>300",
+                            "--limit", "20", "--fields", ",".join(fields), "-o", "json").json()
+            assert rows == answer
             assert rows
         for wrong in ({"where": "nothing"}, {"where": "nosuch=1"}, {"fields": ["nosuch"]},
                       {"since": "yesterdayish"}):
@@ -85,10 +85,10 @@ def test_bodies_are_decoded_where_it_is_asked_for(tiny: tiny_stores.Tiny, rmqctl
     lines.write_text("".join(json.dumps(row) + "\n" for row in rows))
     rmqctl("append", tiny.root, lines).expect(0)
     with rmqctl_open(tiny.root) as opened:
-        found = list(opened.messages(where="body.amount>2", fields=["body", "body.amount"]))
-        assert found == [{"body": b'{"amount": 5}', "body.amount": 5}]
-        told = list(opened.messages(where="body.amount=1", decode="json"))
-        assert [(row["decoded"], row["decoded_as"]) for row in told] == [({"amount": 1}, "json")]
+        messages = list(opened.messages(where="body.amount>2", fields=["body", "body.amount"]))
+        assert messages == [{"body": b'{"amount": 5}', "body.amount": 5}]
+        records = list(opened.messages(where="body.amount=1", decode="json"))
+        assert [(row["decoded"], row["decoded_as"]) for row in records] == [({"amount": 1}, "json")]
         with pytest.raises(UsageError, match="iterate"):
             opened.messages(fields=["body.amount"]).to_arrow()
 
@@ -121,12 +121,12 @@ def test_other_libraries_take_the_messages(golden: GoldenFolder) -> None:
 def test_info_and_offsets_are_the_documents(golden: GoldenFolder, rmqctl: Runner) -> None:
     store = golden("5.3.3/basic/store")
     with rmqctl_open(store) as opened:
-        told = rmqctl("info", store, "-o", "json").json()
-        assert opened.info()["topics"] == told["topics"]
-        for topic in told["topics"]:
+        answer = rmqctl("info", store, "-o", "json").json()
+        assert opened.info()["topics"] == answer["topics"]
+        for topic in answer["topics"]:
             for queue in topic["queues"]:
                 queue["topic"] = topic["topic"]
-        assert [topic.as_dict() for topic in opened.topics()] == told["topics"]
+        assert [topic.as_dict() for topic in opened.topics()] == answer["topics"]
         assert opened.offsets() == rmqctl("offsets", store, "-o", "json").json()["queues"]
         with pytest.raises(KeyError):
             opened.queues()[0]["as_dict"]
@@ -153,14 +153,14 @@ def test_reports_are_the_documents_of_the_commands(is_damaged: bool, golden_copy
         log = min((store / "commitlog").iterdir())
         damage.flip_bit(store, f"commitlog/{log.name}", 4, 3)
     with api.open(store) as opened:
-        found = {"verify": opened.verify(), "preflight": opened.preflight(),
-                 "doctor": opened.doctor(), "diff": opened.diff(other)}
-        found["info"] = opened.info()
+        reports = {"verify": opened.verify(), "preflight": opened.preflight(),
+                   "doctor": opened.doctor(), "diff": opened.diff(other)}
+        reports["info"] = opened.info()
     words = {"diff": [other]}
-    for name, report in found.items():
+    for name, report in reports.items():
         assert is_dataclass(report)
-        told = rmqctl(name, store, *words.get(name, ()), "-o", "json")
-        documents = json.loads(told.out), json.loads(json.dumps(report.as_dict()))
+        result = rmqctl(name, store, *words.get(name, ()), "-o", "json")
+        documents = json.loads(result.out), json.loads(json.dumps(report.as_dict()))
         for document in documents:
             document.get("disk", {}).pop("free", None)  # which other processes change
             document.get("disk", {}).pop("used_ratio", None)
@@ -172,7 +172,7 @@ def test_reports_are_the_documents_of_the_commands(is_damaged: bool, golden_copy
                 assert shown == documents[1][field.name] or field.name == "findings"
         if name == "info":
             continue
-        assert report.ok is (told.code == 0) is (not is_damaged)
+        assert report.ok is (result.code == 0) is (not is_damaged)
         assert report.verdict in repr(report)
         assert report.verdict.split()[0] in report._repr_html_()
 
@@ -187,15 +187,15 @@ def test_a_plan_is_applied_and_undone(golden_copy: Any, rmqctl: Runner) -> None:
     assert plan
     assert plan.lost == plan.undecided == 0
     assert plan.as_dict()["actions"] == [action.as_dict() for action in plan.actions]
-    told = rmqctl("recover", store, "-o", "json").json()
-    for step in told["steps"]:  # what was typed, which the API does not know
+    answer = rmqctl("recover", store, "-o", "json").json()
+    for step in answer["steps"]:  # what was typed, which the API does not know
         step["command"] = step["command"].replace(" -o json", "")
-    told["next"] = [step["command"] for step in told["steps"]]
-    for document in (own := json.loads(json.dumps(plan.as_dict())), told):
+    answer["next"] = [step["command"] for step in answer["steps"]]
+    for document in (own := json.loads(json.dumps(plan.as_dict())), answer):
         for room in document["room"]:
             del room["free"]  # which other processes change
-    assert own == told
-    assert [each.needed for each in plan.room] == [room["needed"] for room in told["room"]]
+    assert own == answer
+    assert [disk.needed for disk in plan.room] == [room["needed"] for room in answer["room"]]
     done = plan.apply()
     assert done["next"] == [f"rmqctl doctor {store}"]
     assert done["applied"]
@@ -215,10 +215,10 @@ def test_a_plan_follows_the_broker_conf_as_the_command_does(golden_copy: Any, rm
     store, conf = golden_copy("5.3.3/basic/store"), tmp_path / "broker.conf"
     shutil.rmtree(store / "index")
     conf.write_text("maxHashSlotNum=16\nmaxIndexNum=64\n")
-    told = json.loads(rmqctl("recover", store, "--broker-conf", conf, "-o", "json").out)
+    document = json.loads(rmqctl("recover", store, "--broker-conf", conf, "-o", "json").out)
     with api.open(store, broker_conf=conf) as opened:
         plan = opened.recover()
-    assert json.loads(json.dumps(plan.as_dict()["actions"])) == told["actions"]
+    assert json.loads(json.dumps(plan.as_dict()["actions"])) == document["actions"]
     assert (plan.lost, plan.undecided) == (0, 0)
     assert plan.next == [f"rmqctl recover {store} --broker-conf {conf} --apply"]
     assert plan.apply()["applied"]
@@ -321,11 +321,13 @@ def test_keys_queues_topics_and_sql(golden: GoldenFolder, rmqctl: Runner) -> Non
     store = golden("5.3.3/basic/store")
     with api.open(store) as opened:
         topics = [topic["topic"] for topic in opened.topics()]
-        message = next(one for one in opened.messages() if one["keys"])
-        found = opened.query_key(message["topic"], message["keys"][0])
-        assert message["physical_offset"] in [one["physical_offset"] for one in found]
+        message = next(stored_message for stored_message in opened.messages()
+                       if stored_message["keys"])
+        found_ids = opened.query_key(message["topic"], message["keys"][0])
+        assert message["physical_offset"] in [found_identifier["physical_offset"]
+                                              for found_identifier in found_ids]
         assert {queue["topic"] for queue in opened.queues()} == set(topics)
         some = topics[:2]
-        assert {one["topic"] for one in opened.messages(topics=some)} == set(some)
+        assert {message["topic"] for message in opened.messages(topics=some)} == set(some)
         count, = opened.sql("select count(*) as n from messages")
         assert count["n"] == sum(1 for _ in opened.messages())

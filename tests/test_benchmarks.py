@@ -139,7 +139,7 @@ def by_queue(records: list[Record]) -> dict[str, list[Record]]:
 
 
 @pytest.fixture(scope="module", params=["100", "1k"])
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def generated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """A small store of two profiles, with several files of every kind."""
     store = tmp_path_factory.mktemp("bench") / "store"
     options = Options(PROFILES[request.param].body_length, **SMALL)
@@ -147,8 +147,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Made(store, facts, list(walk(store / "commitlog")))
 
 
-def test_log_is_full_of_valid_records(made: Made) -> None:
-    store, facts, records = made
+def test_log_is_full_of_valid_records(generated: Made) -> None:
+    store, facts, records = generated
     assert len(records) == facts["records"]
     last = records[-1]
     assert facts["log_bytes"] == last.phy + last.size
@@ -161,8 +161,8 @@ def test_log_is_full_of_valid_records(made: Made) -> None:
     assert all(0 <= r.store_timestamp - r.born_timestamp < 1000 for r in records)
 
 
-def test_properties_are_those_of_a_broker(made: Made) -> None:
-    records = made.records
+def test_properties_are_those_of_a_broker(generated: Made) -> None:
+    records = generated.records
     assert len({record.topic for record in records}) == 8
     assert all(record.raw_properties.endswith("\x02") for record in records)
     assert all(record.properties["CLUSTER"] == "DefaultCluster" for record in records)
@@ -174,11 +174,11 @@ def test_properties_are_those_of_a_broker(made: Made) -> None:
     assert any(" " in record.properties.get("KEYS", "") for record in records)
 
 
-def test_some_bodies_imitate_records(made: Made) -> None:
-    tricky = [r for r in made.records if any(magic in r.body for magic in MAGICS)]
-    assert 0.03 < len(tricky) / len(made.records) < 0.07
+def test_some_bodies_imitate_records(generated: Made) -> None:
+    tricky = [r for r in generated.records if any(magic in r.body for magic in MAGICS)]
+    assert 0.03 < len(tricky) / len(generated.records) < 0.07
     assert all(any(magic in record.body for record in tricky) for magic in MAGICS)
-    originals = {record.body for record in made.records[:64]}
+    originals = {record.body for record in generated.records[:64]}
     kinds: dict[tuple[int, bool], int] = defaultdict(int)
     for record in tricky:
         whole = [copy for copy in embedded(record.body) if copy.body in originals]
@@ -197,8 +197,8 @@ class Copy(NamedTuple):
 
 def embedded(body: bytes) -> Iterator[Copy]:
     """Every whole record found in a body by its magic."""
-    for found in re.finditer(re.escape(MAGICS[0]), body):
-        at = found.start() - 4
+    for item in re.finditer(re.escape(MAGICS[0]), body):
+        at = item.start() - 4
         if 0 <= at <= len(body) - RECORD.size:
             fields = RECORD.unpack_from(body, at)
             if RECORD.size < fields[0] <= len(body) - at:
@@ -206,8 +206,8 @@ def embedded(body: bytes) -> Iterator[Copy]:
                 yield Copy(at, fields[6], body[start : start + fields[14]])
 
 
-def test_consumequeue_and_log_agree_both_ways(made: Made) -> None:
-    store, _, records = made
+def test_consumequeue_and_log_agree_both_ways(generated: Made) -> None:
+    store, _, records = generated
     queues = by_queue(records)
     root = store / "consumequeue"
     assert {f"{p.parent.name}/{p.name}" for p in root.glob("*/*")} == set(queues)
@@ -223,8 +223,8 @@ def test_consumequeue_and_log_agree_both_ways(made: Made) -> None:
         assert not any(data[UNIT.size * len(members) :])
 
 
-def test_index_chains_find_every_key(made: Made) -> None:
-    store, facts, records = made
+def test_index_chains_find_every_key(generated: Made) -> None:
+    store, facts, records = generated
     slots, maximum = SMALL["index_slots"], SMALL["index_max"]
     files = [path.read_bytes() for path in sorted((store / "index").iterdir())]
     assert {len(data) for data in files} == {40 + 4 * slots + 20 * maximum}
@@ -233,7 +233,7 @@ def test_index_chains_find_every_key(made: Made) -> None:
     assert counts[:-1] == [maximum - 1] * (len(files) - 1)
     assert sum(counts) == len(wanted) == facts["index_entries"]
 
-    found = defaultdict(list)
+    entries_by_key = defaultdict(list)
     total = 0
     for data, count in zip(files, counts, strict=True):
         begin, end, first, last, used, _ = HEADER.unpack_from(data)
@@ -248,7 +248,7 @@ def test_index_chains_find_every_key(made: Made) -> None:
                 )
                 assert key_hash % slots == slot
                 assert 0 <= previous < number <= count
-                found[key_hash].append(phy)
+                entries_by_key[key_hash].append(phy)
                 times.append((number, phy, seconds))
                 total, number = total + 1, previous
         assert min(times)[1] == first
@@ -258,11 +258,11 @@ def test_index_chains_find_every_key(made: Made) -> None:
     expected = defaultdict(list)
     for key, phy in wanted:
         expected[index_hash(key)].append(phy)
-    assert {key: sorted(phys) for key, phys in found.items()} == dict(expected)
+    assert {key: sorted(phys) for key, phys in entries_by_key.items()} == dict(expected)
 
 
-def test_small_files_and_probe(made: Made) -> None:
-    store, facts, records = made
+def test_small_files_and_probe(generated: Made) -> None:
+    store, facts, records = generated
     checkpoint = (store / "checkpoint").read_bytes()
     last = records[-1].store_timestamp
     full = [HEADER.unpack_from(p.read_bytes()) for p in sorted((store / "index").iterdir())]
@@ -375,8 +375,8 @@ PEERS: list[Peer] = [peers.construct_parse, peers.struct_loop, peers.struct_fiel
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_peers_see_all_records(peer: Peer, made: Made) -> None:
-    store, _, records = made
+def test_peers_see_all_records(peer: Peer, generated: Made) -> None:
+    store, _, records = generated
     seen = [peer(path, int(path.name)) for path in sorted((store / "commitlog").iterdir())]
     assert sum(scan.records for scan in seen) == len(records)
     assert sum(scan.bytes for scan in seen) == sum(record.size for record in records)
@@ -384,8 +384,8 @@ def test_peers_see_all_records(peer: Peer, made: Made) -> None:
 
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize("what", ["body", "physicalOffset", "lengths"])
-def test_peers_notice_damage(peer: Peer, what: str, made: Made, tmp_path: Path) -> None:
-    store, _, records = made
+def test_peers_notice_damage(peer: Peer, what: str, generated: Made, tmp_path: Path) -> None:
+    store, _, records = generated
     victim = records[5]
     position = {
         "body": victim.phy + RECORD.size + 9,

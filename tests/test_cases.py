@@ -95,7 +95,7 @@ class Incident:
             answer = self.run([*words, *more, "-o", "json"], check.get("disk")).expect(0, 1).json()
             since_a_change = [] if answer.get("applied") else [*since_a_change, words]
             if words[0] == "doctor":
-                remains = [one["category"] for one in answer["remains"]]
+                remains = [remainder["category"] for remainder in answer["remains"]]
             if answer.get("sound") or not answer.get("steps"):
                 break
             assert count < wanted["most"], f"not solved, after {words}"

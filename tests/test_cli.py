@@ -66,13 +66,13 @@ def test_every_parameter_is_explained_and_light(spec):
 
 def test_every_command_module_is_registered():
     folder = ROOT / "rmqctl" / "commands"
-    found = {
+    joineds = {
         ".".join(("rmqctl.commands", *path.relative_to(folder).with_suffix("").parts))
         for path in folder.rglob("*.py")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name == "command"
     }
-    assert found == {spec.module for spec in REGISTRY}
+    assert joineds == {spec.module for spec in REGISTRY}
 
 
 def test_names_are_unique_and_helps_are_one_line():
@@ -246,7 +246,7 @@ def test_a_relative_time_is_a_value_and_no_option(capsys, monkeypatch, args):
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "expected_text"),
     [
         (["reed"], "Did you mean 'read'"),
         (["query", "keys"], "Did you mean 'key'"),
@@ -259,10 +259,10 @@ def test_a_relative_time_is_a_value_and_no_option(capsys, monkeypatch, args):
         (["commands", "-o"], "requires an argument"),
     ],
 )
-def test_usage_errors(capsys, args, said):
+def test_usage_errors(capsys, args, expected_text):
     code, out, err = run(capsys, *args)
     assert (code, out) == (2, "")
-    assert said in err
+    assert expected_text in err
     assert err.startswith("rmqctl: error: ")
     assert "--help'." in err
 
@@ -356,7 +356,7 @@ def test_a_group_may_run_a_command_under_its_own_name(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("expression", "code", "said"),
+    ("expression", "code", "expected_text"),
     [
         ("RmqctlError('no such topic')", 6, "rmqctl: error: no such topic"),
         ("RefusedError('too long')", 6, "rmqctl: error: too long"),
@@ -400,13 +400,13 @@ def test_a_group_may_run_a_command_under_its_own_name(capsys, monkeypatch):
         ("RmqctlError('name \\udcff')", 6, "rmqctl: error: name \\udcff"),
     ],
 )
-def test_exit_codes(capsys, monkeypatch, expression, code, said):
+def test_exit_codes(capsys, monkeypatch, expression, code, expected_text):
     with_command(monkeypatch, raising(expression))
     monkeypatch.setattr("rmqctl.cli.silence_stdout", lambda *, discard: None)
     got, out, err = run(capsys, "fake")
     assert (got, out) == (code, "")
-    assert said in err
-    assert bool(said) == bool(err)
+    assert expected_text in err
+    assert bool(expected_text) == bool(err)
     assert "Traceback" not in err
     assert len(err.splitlines()) <= 2
 
@@ -708,13 +708,14 @@ def test_completion_can_be_shown_and_installed(tmp_path):
         "HOME": str(tmp_path),
         "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
     }
-    for option, said in (("--show-completion", "_RMQCTL_COMPLETE"), ("--install-completion", "")):
+    for option, expected_text in (("--show-completion", "_RMQCTL_COMPLETE"),
+                                  ("--install-completion", "")):
         done = subprocess.run(
             [sys.executable, "-m", "rmqctl", option, "bash"],
             env=environment, cwd=ROOT, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert said in done.stdout
+        assert expected_text in done.stdout
     assert "_RMQCTL_COMPLETE" in (tmp_path / ".bash_completions" / "rmqctl.sh").read_text()
 
 

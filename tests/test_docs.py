@@ -45,7 +45,7 @@ def reference() -> str:
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, str]:
+def generated_pages() -> dict[str, str]:
     """The pages that Git ignores, by their path below docs/reference."""
     return generator().pages()
 
@@ -70,27 +70,27 @@ def test_the_page_of_the_schema_is_current():
     assert generator().schema_page() == page.read_text(), "run `make docs`"
 
 
-def test_each_command_finding_and_format_has_a_page(made):
+def test_each_command_finding_and_format_has_a_page(generated_pages):
     wanted = {f"commands/{spec.name[0]}" for spec in REGISTRY}
     wanted |= {f"findings/{name}" for name in CATEGORIES}
     wanted |= {f"formats/{generator().file_of(kind)}" for kind in KINDS}
-    assert wanted <= {path.removesuffix(".md") for path in made}
+    assert wanted <= {path.removesuffix(".md") for path in generated_pages}
     for folder in generator().GENERATED:
-        index = made[f"{folder}/README.md"]
-        assert all(f"]({Path(path).name}" in index for path in made
+        index = generated_pages[f"{folder}/README.md"]
+        assert all(f"]({Path(path).name}" in index for path in generated_pages
                    if path.startswith(f"{folder}/") and path != f"{folder}/README.md")
 
 
 @pytest.mark.long
-def test_a_page_made_has_no_forbidden_word_and_no_link_astray(made):
-    for path, text in made.items():
+def test_a_page_made_has_no_forbidden_word_and_no_link_astray(generated_pages):
+    for path, text in generated_pages.items():
         prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
         assert Text(PAGE, path, 1, prose).faults() == [], path
         for target in re.findall(r"\]\(([^)]+)\)", prose):
             name, _, anchor = target.partition("#")
             there = f"{Path(path).parent}/{name}" if name else path
-            assert there in made, (path, target)
-            assert not anchor or anchor in anchors(made[there]), (path, target)
+            assert there in generated_pages, (path, target)
+            assert not anchor or anchor in anchors(generated_pages[there]), (path, target)
         assert [what for line in commands_in(text) if (what := unknown(line))] == [], path
 
 
@@ -103,8 +103,8 @@ def test_every_field_of_every_layout_has_a_meaning():
             assert fields == part.keys() - {"of", "about"}, (name, title)
             described[id(declaration)] = part["of"]
     missing = set()
-    for found in pkgutil.walk_packages(formats.__path__, "rmqctl.formats."):
-        for name, value in vars(importlib.import_module(found.name)).items():
+    for module in pkgutil.walk_packages(formats.__path__, "rmqctl.formats."):
+        for name, value in vars(importlib.import_module(module.name)).items():
             if isinstance(value, Struct) and id(value) not in described:
                 missing.add(name)
     # Parts of other layouts, and a request of producers that is in no file.
@@ -214,9 +214,9 @@ def unknown(line: str) -> str | None:
         words = words[2 if words[1:2] == ["options"] else 1:]
     if not words or words[0].startswith("-"):
         return None
-    known = {spec.name: spec for spec in REGISTRY}
-    spec = next((known[name] for name in (tuple(words[:most]) for most in (3, 2, 1))
-                 if name in known), None)
+    specs_by_name = {spec.name: spec for spec in REGISTRY}
+    spec = next((specs_by_name[name] for name in (tuple(words[:most]) for most in (3, 2, 1))
+                 if name in specs_by_name), None)
     if spec is None:
         groups = {spec.name[:most] for spec in REGISTRY for most in range(1, len(spec.name))}
         named = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
@@ -245,23 +245,25 @@ def test_the_guides_name_only_options_that_exist():
     assert wrong == []
 
 
-PROGRAMS = [(page, *found) for page in PAGES for found in
+PROGRAMS = [(page, *item) for page in PAGES for item in
             re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", page.read_text(), re.DOTALL)]
 
 
 def test_every_program_of_the_page_about_python_is_run():
     page = DOCS / "reference" / "python.md"
-    assert page.read_text().count("```python\n") == sum(one[0] == page for one in PROGRAMS) > 4
+    assert page.read_text().count("```python\n") == sum(program[0] == page
+                                                        for program in PROGRAMS) > 4
 
 
-@pytest.mark.parametrize(("page", "program", "said"), PROGRAMS,
+@pytest.mark.parametrize(("page", "program", "expected_text"), PROGRAMS,
                          ids=[str(page.relative_to(ROOT)) for page, _, _ in PROGRAMS])
-def test_python_examples_say_what_the_page_shows(page, program, said, tmp_path, monkeypatch,
+def test_python_examples_say_what_the_page_shows(page, program, expected_text, tmp_path,
+                                                 monkeypatch,
                                                  capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     exec(compile(program, page.name, "exec"), {"__name__": "example"})
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == expected_text
 
 
 def test_every_python_example_is_run():
@@ -271,7 +273,8 @@ def test_every_python_example_is_run():
 def test_every_dependency_is_explained():
     text = (DOCS / "explanation" / "dependencies.md").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [one for extra in project["optional-dependencies"].values() for one in extra]
+    extras = [requirement for extra in project["optional-dependencies"].values()
+              for requirement in extra]
     for requirement in [*project["dependencies"], *extras]:
         name = re.match(r"[A-Za-z0-9._-]+", requirement).group()
         if name == "rmqctl":  # an extra that takes in another one

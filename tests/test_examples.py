@@ -70,9 +70,9 @@ def test_two_fixtures_are_the_same(tmp_path, rmqctl):
         done = run(EXAMPLES / "make-fixture.sh", name, cwd=tmp_path, PYTHONPATH=str(ROOT))
         assert done.returncode == 0, done.stdout + done.stderr
         assert "no damage found" in done.stdout
-    one, two = (contents(tmp_path / name) for name in ("one", "two"))
-    assert {name for name in one if one[name] != two.get(name)} <= {
-        *(name for name in one if name.startswith("index/")), "config/topics.json",
+    first, two = (contents(tmp_path / name) for name in ("one", "two"))
+    assert {name for name in first if first[name] != two.get(name)} <= {
+        *(name for name in first if name.startswith("index/")), "config/topics.json",
         "config/topics.json.bak"}  # the clock names index files and dates the configuration
     assert rmqctl("diff", tmp_path / "one", tmp_path / "two").code == 0
 
@@ -81,10 +81,10 @@ def test_two_fixtures_are_the_same(tmp_path, rmqctl):
 @needs_bash
 def test_the_fixture_has_what_it_promises(tmp_path, rmqctl):
     assert run(EXAMPLES / "make-fixture.sh", cwd=tmp_path, PYTHONPATH=str(ROOT)).returncode == 0
-    found = rmqctl("read", tmp_path / "fixture", "-o", "jsonl").jsonl()
-    topics = {one["topic"] for one in found}
+    messages = rmqctl("read", tmp_path / "fixture", "-o", "jsonl").jsonl()
+    topics = {message["topic"] for message in messages}
     assert topics == {"orders", "bills", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
-    half, whole = found[-2:]
+    half, whole = messages[-2:]
     assert half["topic"] == "RMQ_SYS_TRANS_HALF_TOPIC"
     assert whole["prepared_transaction_offset"] == half["physical_offset"]
     assert whole["sys_flag"] == 8
@@ -109,7 +109,7 @@ def test_messages_are_put_into_other_stores(tmp_path, rmqctl):
     assert (was["queue_offset"], salvaged["queue_offset"], new["queue_offset"]) == (26, 25, 132)
     assert salvaged["store_timestamp"] == was["store_timestamp"] < new["store_timestamp"]
     assert salvaged["properties_raw"] == was["properties_raw"]
-    assert {one["unique_key"] for one in (was, salvaged, new)} == {was["unique_key"]}
+    assert {message["unique_key"] for message in (was, salvaged, new)} == {was["unique_key"]}
 
 
 @pytest.mark.long
@@ -203,8 +203,8 @@ def test_the_heartbeat_is_silent_when_it_got_there(beat, rmqctl):
     for _ in range(2):
         done = once()
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    found = rmqctl("read", store, "--topic", "heartbeat", "-o", "jsonl").jsonl()
-    assert [one["queue_offset"] for one in found] == [0, 1]
+    messages = rmqctl("read", store, "--topic", "heartbeat", "-o", "jsonl").jsonl()
+    assert [message["queue_offset"] for message in messages] == [0, 1]
     assert f'rmqctl_heartbeat_exit_code{{store="{store}"}} 0\n' in metrics.read_text()
 
 
@@ -233,16 +233,16 @@ def test_the_heartbeat_says_what_a_store_does_not_take(beat, rmqctl):
 
 
 @needs_bash
-@pytest.mark.parametrize(("script", "code", "said"), [
+@pytest.mark.parametrize(("script", "code", "expected_text"), [
     ("echo 'rmqctl: error: no space' >&2; exit 5", 5, "disk full"),
     ("exec sleep 60", 124, "took longer than 1 s"), ("exit 70", 70, "exit code 70")])
-def test_the_heartbeat_passes_on_what_went_wrong(beat, tmp_path, script, code, said):
+def test_the_heartbeat_passes_on_what_went_wrong(beat, tmp_path, script, code, expected_text):
     once, _, metrics = beat
     program = tmp_path / "broken"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     done = once(RMQCTL=str(program), RMQCTL_SECONDS="1")
     assert done.returncode == code
-    assert said in done.stdout
+    assert expected_text in done.stdout
     assert f"}} {code}\n" in metrics.read_text()
     assert once(RMQCTL_METRICS=str(tmp_path / "no" / "m.prom")).returncode == 5

@@ -44,24 +44,24 @@ def script(tmp_path):
 @pytest.fixture
 def fake(tmp_path):
     """A program that says something and ends with an exit code."""
-    def made(code, said="said"):
+    def make_program(code, output="said"):
         program = tmp_path / f"fake-{code}"
-        echo = f"echo '{said}'\n" if said else ""
+        echo = f"echo '{output}'\n" if output else ""
         program.write_text(f'#!/bin/sh\necho "$@" >>"{tmp_path}/called"\n{echo}exit {code}\n')
         program.chmod(0o755)
         return str(program)
 
-    return made
+    return make_program
 
 
 @pytest.fixture
 def record(golden, tmp_path):
     """A store of the track record."""
-    def made(word):
+    def build_store(word):
         case = stores.find(word)
         return build.build(case, golden(case.base), tmp_path / case.name)
 
-    return made
+    return build_store
 
 
 # -- all scripts -----------------------------------------------------------------------------------
@@ -69,9 +69,9 @@ def record(golden, tmp_path):
 
 def test_all_are_covered_here_or_in_test_examples():
     here = Path(__file__).read_text() + (ROOT / "tests" / "test_examples.py").read_text()
-    for each in (*SCRIPTS, *UNITS):
-        assert each.name in here, each
-        assert each.name in (CRON / "README.md").read_text(), each
+    for script in (*SCRIPTS, *UNITS):
+        assert script.name in here, script
+        assert script.name in (CRON / "README.md").read_text(), script
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -149,12 +149,12 @@ def test_the_version_of_the_broker_counts(script, record):
                   RMQCTL_BROKER_VERSION="5.3.3").returncode == 0
 
 
-@pytest.mark.parametrize(("code", "said"), [
+@pytest.mark.parametrize(("code", "expected_text"), [
     (3, "no store"), (5, "exit code 5"), (6, "exit code 6"), (70, "exit code 70")])
-def test_what_cannot_be_found_out_keeps_no_broker_from_starting(script, fake, code, said):
+def test_what_cannot_be_found_out_keeps_no_broker_from_starting(script, fake, code, expected_text):
     done = script("preflight.sh", "refuse", RMQCTL=fake(code))
     assert done.returncode == 0
-    assert said in done.stdout
+    assert expected_text in done.stdout
 
 
 @pytest.mark.long
@@ -172,17 +172,17 @@ def test_a_preflight_that_takes_too_long_or_is_missing_is_given_up(script, tmp_p
 # -- recover.sh ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("code", "said", "ends", "shown"), [
+@pytest.mark.parametrize(("code", "expected_text", "ends", "shown"), [
     (0, "", 0, ""), (0, "moved", 0, "rmqctl repaired"), (1, "lost", 1, "messages are lost"),
     (3, "x", 3, "no store"), (4, "held", 0, ""), (5, "full", 5, "could not finish"),
     (6, "no", 6, "refused"), (70, "bug", 70, "exit code 70"), (143, "", 143, "interrupted")])
-def test_the_exit_codes_of_a_repair(script, fake, tmp_path, code, said, ends, shown):
-    done = script("recover.sh", store="/data/s", RMQCTL=fake(code, said))
+def test_the_exit_codes_of_a_repair(script, fake, tmp_path, code, expected_text, ends, shown):
+    done = script("recover.sh", store="/data/s", RMQCTL=fake(code, expected_text))
     assert done.returncode == ends
     assert shown in done.stdout
     assert bool(done.stdout) == bool(shown)
     if shown:
-        assert said in done.stdout
+        assert expected_text in done.stdout
     assert (tmp_path / "called").read_text().split() == [
         "recover", "/data/s", "--strategy", "salvage", "--apply", "--yes", "--no-progress"]
 
@@ -194,8 +194,8 @@ def test_a_repair_says_what_it_did_and_the_next_one_nothing(script, record, rmqc
     done = script("recover.sh", store=root)
     assert done.returncode == 0, done.stdout
     assert f"rmqctl repaired {root}" in done.stdout
-    found = rmqctl("verify", root, "-o", "json").expect(0).json()
-    assert found["ok"]
+    answer = rmqctl("verify", root, "-o", "json").expect(0).json()
+    assert answer["ok"]
     lines = [json.loads(line) for line in
              (root / ".rmqctl" / "log.jsonl").read_text().splitlines()]
     assert {line["command"] for line in lines} == {"recover"}
@@ -211,15 +211,16 @@ def test_metrics_are_what_info_and_offsets_say(script, record, tmp_path, rmqctl)
     with snapshot.assert_unchanged(root):
         done = script("metrics.sh", store=root, RMQCTL_METRICS=str(metrics))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    found = samples(metrics.read_text())
+    listed_samples = samples(metrics.read_text())
     info = rmqctl("info", root, "-o", "json").json()
-    assert found["rmqctl_store_messages", ""] == info["messages"]
-    assert found["rmqctl_store_max_phy_offset", ""] == info["max_phy_offset"]
-    assert found["rmqctl_store_abort", ""] == 0
-    assert found["rmqctl_store_bytes", "commitlog"] > 0
+    assert listed_samples["rmqctl_store_messages", ""] == info["messages"]
+    assert listed_samples["rmqctl_store_max_phy_offset", ""] == info["max_phy_offset"]
+    assert listed_samples["rmqctl_store_abort", ""] == 0
+    assert listed_samples["rmqctl_store_bytes", "commitlog"] > 0
     diffs = rmqctl("offsets", root, "--group", "billing", "-o", "json").json()
-    assert [value for (name, _), value in found.items() if name == "rmqctl_group_diff"] == [
-        sum(row["diff"] for row in rows_of(diffs))]
+    assert [value for (name, _), value in listed_samples.items()
+            if name == "rmqctl_group_diff"] == [
+                sum(row["diff"] for row in rows_of(diffs))]
 
 
 def rows_of(document):
@@ -231,15 +232,15 @@ def rows_of(document):
 
 def samples(text):
     """(metric, structure if it has one) -> value; every line must be a sample or a comment."""
-    found = {}
+    numbers = {}
     for line in text.splitlines():
         if not line.startswith("#"):
             match = re.fullmatch(r'(\w+)\{((?:\w+="[^"]*",?)+)\} (-?[0-9.e+]+)', line)
             assert match, line
             labels = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
             assert labels.pop("store")
-            found[match[1], labels.get("structure", "")] = float(match[3])
-    return found
+            numbers[match[1], labels.get("structure", "")] = float(match[3])
+    return numbers
 
 
 @pytest.mark.long
@@ -280,9 +281,9 @@ def test_what_repairs_keep_is_listed_and_nothing_is_removed(script, tmp_path, rm
 
 def aged(tmp_path, rmqctl, root):
     """A program that answers as rmqctl does, but a day later than it was."""
-    said = rmqctl("undo", root, "--list", "-q", "-o", "tsv").out
-    said = re.sub(r"\b1[0-9]{12}\b", lambda time: str(int(time[0]) - 86_400_000), said)
-    (tmp_path / "said").write_text(said)
+    output = rmqctl("undo", root, "--list", "-q", "-o", "tsv").out
+    output = re.sub(r"\b1[0-9]{12}\b", lambda time: str(int(time[0]) - 86_400_000), output)
+    (tmp_path / "said").write_text(output)
     program = tmp_path / "aged"
     program.write_text(f'#!/bin/sh\ncat "{tmp_path}/said"\n')
     program.chmod(0o755)
@@ -314,9 +315,9 @@ BROKER = "[Service]\nType=simple\nExecStart=/bin/true\n"
                                   "rmqctl-backup.service", "rmqctl-backup.timer",
                                   "rmqctl-warn.conf", "rmqctl-refuse.conf"])
 def test_systemd_reads_the_units(tmp_path, name):
-    for each in UNITS:
-        text = each.read_text().replace("/opt/rmqctl", str(ROOT))
-        (tmp_path / each.name).write_text(text)
+    for path in UNITS:
+        text = path.read_text().replace("/opt/rmqctl", str(ROOT))
+        (tmp_path / path.name).write_text(text)
     unit = tmp_path / name
     if name.endswith(".conf"):
         unit = tmp_path / "rocketmq-broker.service"
@@ -325,21 +326,21 @@ def test_systemd_reads_the_units(tmp_path, name):
         (tmp_path / name).rename(tmp_path / "rocketmq-broker.service.d" / name)
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", str(unit)],
                           capture_output=True, text=True)
-    said = [line for line in done.stderr.splitlines() if str(tmp_path) in line or name in line]
-    assert said == []
+    lines = [line for line in done.stderr.splitlines() if str(tmp_path) in line or name in line]
+    assert lines == []
     broken = unit.with_name(f"broken-{unit.name}")
     broken.write_text(unit.read_text().replace("ExecStart=", "ExecStrt=")
                       .replace("OnCalendar=", "OnCalender="))
-    said = subprocess.run(["systemd-analyze", "verify", "--man=no", str(broken)],
-                          capture_output=True, text=True).stderr
-    assert "Unknown" in said, "systemd-analyze finds nothing wrong with anything here"
+    lines = subprocess.run(["systemd-analyze", "verify", "--man=no", str(broken)],
+                           capture_output=True, text=True).stderr
+    assert "Unknown" in lines, "systemd-analyze finds nothing wrong with anything here"
 
 
 def test_the_units_name_scripts_that_exist():
-    named = {found for each in UNITS for found in
-             re.findall(r"/opt/rmqctl/(examples/\S+?\.sh)", each.read_text())}
+    named = {script for unit in UNITS for script in
+             re.findall(r"/opt/rmqctl/(examples/\S+?\.sh)", unit.read_text())}
     assert named == {"examples/cron/verify.sh", "examples/cron/preflight.sh"}
-    assert all((ROOT / found).exists() for found in named)
+    assert all((ROOT / script).exists() for script in named)
 
 
 def test_the_log_s_rotation_lets_rmqctl_make_the_file_anew():

@@ -34,9 +34,9 @@ def test_every_subject_has_a_turn_and_what_fails_is_named(
     assert fuzz.rounds(0, 7) == (fails is not None)
     assert [name for name, _ in ran] == list(fuzz.SUBJECTS)
     assert len({seed for _, seed in ran}) == len(ran)
-    said = capsys.readouterr().out
-    assert all(f"{name}: seed {seed}" in said for name, seed in ran)
-    assert (f"again: RMQCTL_SEED={dict(ran).get(fails or '')} " in said) == (fails is not None)
+    output = capsys.readouterr().out
+    assert all(f"{name}: seed {seed}" in output for name, seed in ran)
+    assert (f"again: RMQCTL_SEED={dict(ran).get(fails or '')} " in output) == (fails is not None)
     before = list(ran)
     fuzz.rounds(0, 7)
     assert ran == before * 2

@@ -30,9 +30,9 @@ def test_what_hardly_grows_is_no_growth() -> None:
 ])
 def test_either_cost_may_grow_too_fast(cpu: tuple[int, ...], read: tuple[int, ...],
                                        *, too_fast: bool) -> None:
-    found = Growth("info", "queues", tuple(map(Cost, cpu, read)))
-    assert found.is_too_fast == too_fast
-    assert ("TOO FAST" in growth.table([found])[-1]) == too_fast
+    result = Growth("info", "queues", tuple(map(Cost, cpu, read)))
+    assert result.is_too_fast == too_fast
+    assert ("TOO FAST" in growth.table([result])[-1]) == too_fast
 
 
 @pytest.mark.parametrize("shape", [
@@ -58,9 +58,10 @@ def test_so_many_records_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store = tmp_path / "store"
     grown.make(grown.Shape(300, 7, 2, 1, damages), store)
     with Store.open(str(store)) as opened:
-        found = [each.category for each in Verification(opened).findings() if each.is_trouble]
-    assert found.count("body-crc") == -(-damages // 3)
-    assert found.count("body-crc") + found.count("record-damaged") == damages
+        categories = [finding.category for finding in Verification(opened).findings()
+                      if finding.is_trouble]
+    assert categories.count("body-crc") == -(-damages // 3)
+    assert categories.count("body-crc") + categories.count("record-damaged") == damages
 
 
 def test_the_table_of_damage_says_how_much_more_it_costs() -> None:

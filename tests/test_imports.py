@@ -134,41 +134,41 @@ def offenders(of: Callable[[Path], list[str]]) -> list[str]:
 
 def voices(tree: ast.AST) -> list[str]:
     """Where a module speaks: print, sys.stdout, sys.stderr, typer.echo."""
-    found = []
+    texts = []
     for node in nodes(tree):
         if isinstance(node, ast.Name) and node.id == "print":
-            found.append(f"line {node.lineno}: print")
+            texts.append(f"line {node.lineno}: print")
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             spoken = f"{node.value.id}.{node.attr}"
             if spoken in ("sys.stdout", "sys.stderr", "sys.__stdout__", "typer.echo"):
-                found.append(f"line {node.lineno}: {spoken}")
+                texts.append(f"line {node.lineno}: {spoken}")
         if isinstance(node, ast.ImportFrom) and node.module in ("sys", "rich", "typer"):
-            found += [
+            texts += [
                 f"line {node.lineno}: {node.module}.{alias.name}"
                 for alias in node.names
                 if alias.name in ("stdout", "stderr", "print", "echo")
             ]
-    return found
+    return texts
 
 
-def named(tree: ast.Module, known: set[str]) -> Iterator[str]:
+def named(tree: ast.Module, texts: set[str]) -> Iterator[str]:
     """The modules of ours that this one imports: on loading, within functions, for its types."""
     for node in nodes(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
-                if name in known or node.module in known:
-                    yield name if name in known else node.module
+                if name in texts or node.module in texts:
+                    yield name if name in texts else node.module
 
 
 def circles(graph: dict[str, list[str]]) -> list[list[str]]:
     """Modules that lead back to themselves, each circle once."""
-    found: list[list[str]] = []
+    texts: list[list[str]] = []
     done: set[str] = set()
 
     def visit(name: str, trail: list[str]) -> None:
         if name in trail:
-            found.append([*trail[trail.index(name):], name])
+            texts.append([*trail[trail.index(name):], name])
         elif name not in done:
             for target in graph[name]:
                 visit(target, [*trail, name])
@@ -176,7 +176,7 @@ def circles(graph: dict[str, list[str]]) -> list[list[str]]:
 
     for name in graph:
         visit(name, [])
-    return found
+    return texts
 
 
 def test_imports_go_downwards_only():

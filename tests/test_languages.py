@@ -69,11 +69,11 @@ def is_numbered(key: str) -> bool:
 
 def runs(text: str) -> set[tuple[str, ...]]:
     """The pairs of words in a text that no value divides; the words of a text of one."""
-    found: set[tuple[str, ...]] = set()
+    texts: set[tuple[str, ...]] = set()
     for piece in re.split(r"\{[^}]*\}|\n", text):
         words = re.findall(r"[A-Za-z_-]{2,}", piece)
-        found |= set(itertools.pairwise(words)) or {tuple(words)} - {()}
-    return found
+        texts |= set(itertools.pairwise(words)) or {tuple(words)} - {()}
+    return texts
 
 
 def typer_texts() -> set[str]:
@@ -89,14 +89,14 @@ def typer_texts() -> set[str]:
 def help_texts() -> dict[str, str]:
     """Each text that help shows -> the command that shows it first."""
     root = cli.build()
-    said = dict.fromkeys(("Usage", "Options", "Arguments", "Commands", cli._EPILOG,
-                          *paragraphs(root.help)), "rmqctl")
+    expected_text = dict.fromkeys(("Usage", "Options", "Arguments", "Commands", cli._EPILOG,
+                                   *paragraphs(root.help)), "rmqctl")
     for param in root.get_params(root.make_context("rmqctl", [], resilient_parsing=True)):
-        said.setdefault(param.help or "", "rmqctl")
+        expected_text.setdefault(param.help or "", "rmqctl")
     for spec in (*GROUPS, *REGISTRY):
-        said.setdefault(spec.section or "", " ".join(spec.name))
+        expected_text.setdefault(spec.section or "", " ".join(spec.name))
         for text in paragraphs(spec.help):
-            said.setdefault(text, " ".join(spec.name))
+            expected_text.setdefault(text, " ".join(spec.name))
     for spec in REGISTRY:
         command = load(spec)
         shown = [*paragraphs(command.help), command.epilog or ""]
@@ -104,8 +104,8 @@ def help_texts() -> dict[str, str]:
             if not getattr(param, "hidden", False):
                 shown += [parameter(param).help, parameter(param).panel or ""]
         for text in shown:
-            said.setdefault(" ".join(text.split()), " ".join(spec.name))
-    return {text: name for text, name in said.items() if text}
+            expected_text.setdefault(" ".join(text.split()), " ".join(spec.name))
+    return {text: name for text, name in expected_text.items() if text}
 
 
 def paragraphs(text: str | None) -> list[str]:
@@ -124,7 +124,7 @@ def test_every_text_of_help_is_there_in_chinese():
 @together
 def test_every_phrase_is_there_in_chinese():
     keys = set().union(*map(keys_of, trees().values()),
-                       (one.meaning for one in CATEGORIES.values()))
+                       (category.meaning for category in CATEGORIES.values()))
     assert sorted(keys - CATALOG.keys()) == []
 
 
@@ -141,7 +141,7 @@ def test_no_phrase_is_made_of_a_text_that_is_not_known():
 
 @together
 def test_no_entry_is_left_over():
-    constants = {each.meaning for each in CATEGORIES.values()} | {
+    constants = {category.meaning for category in CATEGORIES.values()} | {
         node.value for tree in trees().values() for node in nodes(tree)
                  if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     constants |= {text.replace("_", " ") for text in constants}
@@ -151,9 +151,9 @@ def test_no_entry_is_left_over():
     counts = {f"{{count:,}} {word}{s}" for word in constants for s in ("", "s")}
     left = CATALOG.keys() - constants - counts - HELP.keys()
     assert sorted(key for key in left if names_in(key) and not is_numbered(key)) == []
-    known = set().union(*map(runs, constants | typer_texts()))
-    words = {word for run in known for word in run}
-    assert sorted(key for key in left if not runs(key) & known and not words.issuperset(
+    names = set().union(*map(runs, constants | typer_texts()))
+    words = {word for run in names for word in run}
+    assert sorted(key for key in left if not runs(key) & names and not words.issuperset(
         re.findall(r"[A-Za-z_-]{2,}", key))) == []
 
 
@@ -224,9 +224,9 @@ def test_lines_are_folded_by_columns():
 
 def test_a_screen_is_in_the_language_and_data_is_not(rmqctl, tiny):
     english, chinese = {"RMQCTL_LANG": "en"}, {"RMQCTL_LANG": "zh"}
-    said = rmqctl("doctor", tiny.root, env=chinese).expect(0)
-    assert "完好：没有损坏，也没有丢失任何消息" in said.out
-    assert said.out == rmqctl("doctor", tiny.root, "--lang", "zh", env=english).out
+    result = rmqctl("doctor", tiny.root, env=chinese).expect(0)
+    assert "完好：没有损坏，也没有丢失任何消息" in result.out
+    assert result.out == rmqctl("doctor", tiny.root, "--lang", "zh", env=english).out
     assert "sound: no damage" in rmqctl("doctor", tiny.root, "--lang", "en", env=chinese).out
     for form in ("json", "jsonl", "csv", "tsv"):
         data = [rmqctl("doctor", tiny.root, "-o", form, env=env).out
@@ -253,9 +253,9 @@ STORES = sample([store for store in golden_stores() if store.expect], 4, "langua
 @pytest.mark.parametrize("store", [store.id for store in STORES])
 @pytest.mark.parametrize("command", ["doctor", "impact", "preflight"])
 def test_nothing_on_a_screen_is_left_in_english(rmqctl, golden, command, store):
-    said = rmqctl(command, golden(store), "--lang", "zh", env={"COLUMNS": "1000"})
-    assert left_in_english(said.out + said.err) == []
-    assert re.search("[\u4e00-\u9fff]", said.out + said.err)
+    result = rmqctl(command, golden(store), "--lang", "zh", env={"COLUMNS": "1000"})
+    assert left_in_english(result.out + result.err) == []
+    assert re.search("[\u4e00-\u9fff]", result.out + result.err)
 
 
 def test_each_explanation_is_there_in_chinese(rmqctl):
@@ -263,11 +263,12 @@ def test_each_explanation_is_there_in_chinese(rmqctl):
     assert list(chinese) == list(explanations())
     for name, english in explanations().items():
         for field in ("cause", "brokers", "advice", "group"):
-            text, said = getattr(english, field), getattr(chinese[name], field)
-            assert bool(text) == bool(said) == bool(re.search("[\u4e00-\u9fff]", said)), name
-            assert sorted(re.findall("`[^`]*`", text)) == sorted(re.findall("`[^`]*`", said)), name
-    said = rmqctl("explain", "body-crc", "--lang", "zh").expect(0).out
-    assert left_in_english(said) == []
+            text, output = getattr(english, field), getattr(chinese[name], field)
+            assert bool(text) == bool(output) == bool(re.search("[\u4e00-\u9fff]", output)), name
+            assert sorted(re.findall("`[^`]*`", text)) == sorted(re.findall("`[^`]*`",
+                                                                            output)), name
+    output = rmqctl("explain", "body-crc", "--lang", "zh").expect(0).out
+    assert left_in_english(output) == []
     document = rmqctl("explain", "body-crc", "--lang", "zh", "-o", "json").expect(0).json()
     assert document["meaning"] == "消息体与其 CRC 不符", "asked for, explanations are data"
     document = rmqctl("explain", "body-crc", "-o", "json", env={"RMQCTL_LANG": "zh"}).json()
@@ -319,9 +320,9 @@ COMMANDS = (
 def test_no_line_of_a_screen_is_an_english_sentence(rmqctl, golden, damaged, command):
     for root in {damaged, golden("5.3.3/basic/store") if "backup" not in command else damaged}:
         words = command if "{}" in command or command.startswith("explain") else command + " {}"
-        said = rmqctl(*words.replace("{}", str(root)).split(), "--lang", "zh",
-                      env={"COLUMNS": "400"})
-        assert english_sentences(said.out + said.err) == []
+        result = rmqctl(*words.replace("{}", str(root)).split(), "--lang", "zh",
+                        env={"COLUMNS": "400"})
+        assert english_sentences(result.out + result.err) == []
 
 
 ERRORS = (
@@ -333,19 +334,19 @@ ERRORS = (
 
 @pytest.mark.parametrize("words", ERRORS, ids=" ".join)
 def test_errors_are_in_chinese(rmqctl, words):
-    said = rmqctl(*words, env={"RMQCTL_LANG": "zh"})
-    assert said.code
-    assert english_sentences(said.err) == []
-    assert re.search("[\u4e00-\u9fff]", said.err)
+    result = rmqctl(*words, env={"RMQCTL_LANG": "zh"})
+    assert result.code
+    assert english_sentences(result.err) == []
+    assert re.search("[\u4e00-\u9fff]", result.err)
     assert rmqctl(*words, env={"RMQCTL_LANG": "en"}).err.isascii()
 
 
 @pytest.mark.parametrize("spec", REGISTRY, ids=lambda spec: "-".join(spec.name))
 def test_help_is_in_chinese(rmqctl, spec):
-    said = rmqctl("help", "options", *spec.name, env={"RMQCTL_LANG": "zh"}).expect(0).out
-    examples = "\n".join(line for line in said.splitlines() if not line.startswith("    rmqctl"))
+    output = rmqctl("help", "options", *spec.name, env={"RMQCTL_LANG": "zh"}).expect(0).out
+    examples = "\n".join(line for line in output.splitlines() if not line.startswith("    rmqctl"))
     assert english_sentences(examples) == []
-    assert max(map(display_width, re.findall(".*[\u4e00-\u9fff].*", said))) <= 100
+    assert max(map(display_width, re.findall(".*[\u4e00-\u9fff].*", output))) <= 100
 
 
 def test_a_text_is_found_by_its_template():

@@ -39,15 +39,16 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     root = tmp_path_factory.mktemp("memory")
-    found = {name: root / name for name in ("store", "bare", "empty", "lines")}
-    made = process.run(process.python("-m", "benchmarks.make_store", "--profile", str(BODY),
-                                      "--out", str(found["store"]), "--log-size", LOG_SIZE))
-    assert not made.exit_code, made.stderr
-    found["bare"].mkdir()
+    paths_by_name = {name: root / name for name in ("store", "bare", "empty", "lines")}
+    result = process.run(process.python("-m", "benchmarks.make_store", "--profile", str(BODY),
+                                        "--out", str(paths_by_name["store"]), "--log-size",
+                                        LOG_SIZE))
+    assert not result.exit_code, result.stderr
+    paths_by_name["bare"].mkdir()
     for name in ("commitlog", "config"):
-        (found["bare"] / name).symlink_to(found["store"] / name)
-    json_lines(found["lines"], LINES, BODY)
-    yield found
+        (paths_by_name["bare"] / name).symlink_to(paths_by_name["store"] / name)
+    json_lines(paths_by_name["lines"], LINES, BODY)
+    yield paths_by_name
     shutil.rmtree(root)
 
 

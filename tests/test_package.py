@@ -41,10 +41,10 @@ def read(page: str) -> str:
 def test_a_page_has_every_argument_and_option(manual, spec):
     page = read(manual[f"rmqctl-{'-'.join(spec.name)}.1"])
     assert f"rmqctl-{'-'.join(spec.name)} - {spec.help} " in page
-    for each in parameters(load(spec)):
-        assert f"{each.names[0]}" in page
-        if not each.panel:
-            assert " ".join(each.help.split()).replace("`", "") in page
+    for parameter in parameters(load(spec)):
+        assert f"{parameter.names[0]}" in page
+        if not parameter.panel:
+            assert " ".join(parameter.help.split()).replace("`", "") in page
 
 
 def test_the_first_page_names_all_others_and_the_exit_codes(manual):
@@ -80,9 +80,9 @@ def test_a_wheel_has_types_for_programs_and_the_manual(tmp_path, monkeypatch):
     # What of numpy and pydantic is in it says nothing here, and takes most of the time to read.
     settings = tmp_path / "mypy.ini"
     settings.write_text("[mypy]\n[mypy-numpy.*,typer.*,rich.*]\nfollow_imports = skip\n")
-    said = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "mypy", f"--config-file={settings}", "--cache-dir=/dev/null",
          program], capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(installed)})
-    assert 'Revealed type is "rmqctl.api.Store"' in said.stdout, said.stdout + said.stderr
-    assert said.returncode == 0
+    assert 'Revealed type is "rmqctl.api.Store"' in result.stdout, result.stdout + result.stderr
+    assert result.returncode == 0

@@ -122,13 +122,13 @@ def test_verify_tells_of_each_byte_once(golden_copy, jobs, harm):
     root = golden_copy("5.3.3/basic/store")
     if harm:
         damage.zero(root, "commitlog/00000000000000065536", 30_000, 20_000)
-    told: list[int] = []
+    numbers: list[int] = []
     phases: list[str] = []
     with Store.open(str(root)) as store:
         options = VerifyOptions(jobs=jobs, minimum_range=20_000)
-        list(Verification(store, options, told.append, phase=phases.append).findings())
-        assert sum(told) == store.log.size
-        assert min(told) >= 0
+        list(Verification(store, options, numbers.append, phase=phases.append).findings())
+        assert sum(numbers) == store.log.size
+        assert min(numbers) >= 0
     assert phases == ["comparing consume queues and index", "checking the other files"]
 
 
@@ -137,16 +137,16 @@ def test_recover_names_each_pass_and_tells_no_more_than_its_bytes(golden_copy):
     root = golden_copy("5.3.3/basic/store")
     damage.flip_bit(root, "commitlog/00000000000000065536", 40_301, 3)
     damage.zero(root, "consumequeue/TP_fraud_Topic/0/00000000000000000380", 20, 60)
-    told: dict[str, list[int]] = {}
+    totals: dict[str, list[int]] = {}
 
     @contextlib.contextmanager
     def watch(label, total):
-        told[label] = [total]
-        yield told[label].append
+        totals[label] = [total]
+        yield totals[label].append
 
     with Scratch() as scratch:
         plan_recover(str(root), scratch, RecoverOptions(jobs=2), watch)
-    assert list(told)[:2] == ["looking for damage", "rebuilding"]
-    for label, (total, *parts) in told.items():
+    assert list(totals)[:2] == ["looking for damage", "rebuilding"]
+    for label, (total, *parts) in totals.items():
         assert sum(parts) <= total, label
-    assert len(told["looking for damage"]) > 2
+    assert len(totals["looking for damage"]) > 2

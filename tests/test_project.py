@@ -80,7 +80,7 @@ def test_each_python_that_is_promised_is_tested_and_built():
     tested = jobs(ROOT / ".github/workflows/ci.yml")["test"]["strategy"]["matrix"]["python"]
     assert tested == promised
     built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]["build"]
-    assert built == "cp31{" + ",".join(each.removeprefix("3.1") for each in promised) + "}-*"
+    assert built == "cp31{" + ",".join(part.removeprefix("3.1") for part in promised) + "}-*"
 
 
 def test_a_release_is_published_without_a_password_after_all_wheels():

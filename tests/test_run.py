@@ -54,7 +54,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """``run("--quick", seed="3")``: the output of a small suite of its own under this plugin."""
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  exhaustive:\n  long:\n  area:\n")
-    for name in [one for one in os.environ if one.startswith(("PYTEST_XDIST", "RMQCTL_SEED"))]:
+    for name in [variable for variable in os.environ
+                 if variable.startswith(("PYTEST_XDIST", "RMQCTL_SEED"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     as_run(Run())
@@ -133,13 +134,13 @@ def test_more_than_there_is_is_all(as_run) -> None:
     as_run(Run(12345))
     assert sample("abc", 5, "letters") == ["a", "b", "c"]
     assert sample([], 5, "nothing") == []
-    assert sample("abc", 0, "letters", always=lambda one: one == "b") == ["b"]
+    assert sample("abc", 0, "letters", always=lambda name: name == "b") == ["b"]
 
 
 def test_default_and_quick(run) -> None:
     output = run(seed="11")
     taken = names(output)
-    assert len([one for one in taken if one.startswith("test_share")]) == 9
+    assert len([name for name in taken if name.startswith("test_share")]) == 9
     assert not {"test_expensive", "test_area"} & taken
     assert {"test_long", "test_spark[4]", "test_many[39]"} <= taken
     assert output.count("seed 11 ") == 2
@@ -159,8 +160,8 @@ def test_parts_together_are_everything(run) -> None:
     parts = [names(run("--exhaustive", "--part", f"{part}/3")) for part in (1, 2, 3)]
     assert set().union(*parts) == whole
     assert sum(map(len, parts)) == len(whole)
-    assert sorted(len([one for one in each if one.startswith("test_spark")])
-                  for each in parts) == [0, 0, 5]
+    assert sorted(len([text for text in part if text.startswith("test_spark")])
+                  for part in parts) == [0, 0, 5]
     assert "write it as 3/8" in run("--part", "4/3")
 
 
@@ -186,7 +187,7 @@ def test_of_an_expensive_function_some_cases_run() -> None:
              for name in "bcd" for number in range(9)]
     counts = {"tests/a.py::test_b": 2, "tests/a.py::test_c": 0}
     kept = case_shares.reduced(items, counts)
-    assert [len([one for one in kept if f"::test_{name}" in one.nodeid]) for name in "bcd"] == [
+    assert [len([item for item in kept if f"::test_{name}" in item.nodeid]) for name in "bcd"] == [
         2, 0, 9]
     assert kept == case_shares.reduced(items[::-1], counts)[::-1]
 

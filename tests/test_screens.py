@@ -51,15 +51,15 @@ def too_wide(done: cli.Result, width: int) -> list[str]:
 @pytest.fixture(scope="module")
 def folder(tiny_base: tiny_stores.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``s``, a sound store, and ``d``, a damaged one."""
-    made = tmp_path_factory.mktemp("screens")
-    snapshot.copy_tree(tiny_base.root, made / "s")
-    harm(snapshot.copy_tree(tiny_base.root, made / "d"))
-    (made / "s" / "conf").mkdir()
-    (made / "s" / "conf" / "broker.conf").write_text(
+    folder = tmp_path_factory.mktemp("screens")
+    snapshot.copy_tree(tiny_base.root, folder / "s")
+    harm(snapshot.copy_tree(tiny_base.root, folder / "d"))
+    (folder / "s" / "conf").mkdir()
+    (folder / "s" / "conf" / "broker.conf").write_text(
         "storePathRootDir=/a/very/long/path/of/another/machine/that/is/not/here/at/all/store\n"
         "fileReserverdTime=48\nmapedFileSizeCommitLog=1024 # a comment\n")
-    snapshot.copy_tree(made / "s" / "conf", made / "d" / "conf")
-    return made
+    snapshot.copy_tree(folder / "s" / "conf", folder / "d" / "conf")
+    return folder
 
 
 def harm(root: Path) -> None:
@@ -124,16 +124,17 @@ def many(golden: GoldenFolder, tmp_path_factory: pytest.TempPathFactory) -> Path
 def test_many_alike_are_one_line_unless_all_are_asked_for(many, command, what):
     listed = json.loads(cli.run(command, many, "-o", "json").out)[what]
     few = cli.run(command, many, "-o", "plain")
-    each = cli.run(command, many, "-o", "plain", "--all")
+    result = cli.run(command, many, "-o", "plain", "--all")
     keys = ("severity", "category") if what == "findings" else ("action", "target")
-    rows = [tuple(str(one[key]) for key in keys) for one in listed]
+    rows = [tuple(str(difference[key]) for key in keys) for difference in listed]
     for first, second in rows:
-        found = re.findall(rf"(?m)^{re.escape(first)} +{re.escape(second)} ", each.out)
-        assert len(found) == rows.count((first, second))
+        matches = re.findall(rf"(?m)^{re.escape(first)} +{re.escape(second)} ", result.out)
+        assert len(matches) == rows.count((first, second))
     if len(listed) <= 8:
-        assert few.out == each.out
+        assert few.out == result.out
         return
-    counted = len([one for one in listed if one.get("severity") != "info"])  # as the verdict
+    counted = len([difference for difference in listed
+                   if difference.get("severity") != "info"])  # as the verdict
     rest = f" and {len(listed) - counted} with severity info" if counted < len(listed) else ""
     total = f"{counted} {what}{rest} in "
     assert total in few.out

@@ -68,10 +68,10 @@ def called(node: ast.AST) -> str:
 
 @together
 def test_it_is_known_of_all_threads_what_ends_them() -> None:
-    found = {(str(path.relative_to(PACKAGE)), called(node))
+    texts = {(str(path.relative_to(PACKAGE)), called(node))
              for path, tree in trees().items() for node in nodes(tree)
              if called(node) in STARTERS}
-    assert found == set(ENDED)
+    assert texts == set(ENDED)
 
 
 def ended(script: str) -> list[str]:

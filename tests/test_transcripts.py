@@ -183,7 +183,7 @@ def words_of(command: Command, words: list[str]) -> tuple[dict[str, str], list[s
 def outcome(command: Command) -> list[str]:
     """What a command says, as it stands in a transcript; of a pipe, what all say on stderr."""
     stages, target = stages_of(command)
-    said: list[str] = []
+    texts: list[str] = []
     out = ""
     for number, words in enumerate(stages):
         named, arguments = words_of(command, words)
@@ -194,11 +194,11 @@ def outcome(command: Command) -> list[str]:
         else:
             result = cli.run(*arguments, env=environment)
         out = result.out
-        said += result.err.splitlines()
+        texts += result.err.splitlines()
     if target is not None:
         Path(target).write_text(out)
         out = ""
-    lines = [line.rstrip() for line in (*out.splitlines(), *said)]
+    lines = [line.rstrip() for line in (*out.splitlines(), *texts)]
     return lines + ([f"[exit {result.code}]"] if result.code else [])
 
 
@@ -208,14 +208,14 @@ def masked(lines: list[str], masks: list[tuple[str, str]]) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def agree(shown: list[str], said: list[str]) -> bool:
+def agree(shown: list[str], texts: list[str]) -> bool:
     """Compare an output with the page; lines in place of an `ELISION` may be any."""
     if ELISION not in shown:
-        return said == shown
+        return texts == shown
     at = shown.index(ELISION)
     after = len(shown) - at - 1
-    return len(said) > at + after and said[:at] == shown[:at] and (
-        said[len(said) - after:] == shown[at + 1:])
+    return len(texts) > at + after and texts[:at] == shown[:at] and (
+        texts[len(texts) - after:] == shown[at + 1:])
 
 
 def shortened(shown: list[str], real: list[str]) -> list[str]:
@@ -261,8 +261,8 @@ def place_store(directive: Directive, fixture) -> None:
         from tests.test_cases import built
 
         folder = built(CASES / part, Path("built").absolute())
-        for each in sorted(folder.iterdir()):
-            each.rename(each.name)
+        for path in sorted(folder.iterdir()):
+            path.rename(path.name)
         folder.rmdir()
         return
     if part.startswith(TRACK_RECORD):
@@ -328,20 +328,20 @@ def play(path, request, *, keep_masked, programs=None):
             skipped = False
         elif isinstance(step, Command):
             real = outcome(step)
-            said = masked(real, masks)
+            masked_lines = masked(real, masks)
             # Blank lines at the end of a block separate it from what follows; they are no output.
             shown = list(step.expected)
             tail = []
-            while shown and not shown[-1].strip() and len(shown) > len(said):
+            while shown and not shown[-1].strip() and len(shown) > len(masked_lines):
                 tail.append(shown.pop())
-            if not agree(masked(shown, masks), said):
-                differing.append((step.line, shown, said))
-                step.expected = [*shortened(shown, said if keep_masked else real), *tail]
+            if not agree(masked(shown, masks), masked_lines):
+                differing.append((step.line, shown, masked_lines))
+                step.expected = [*shortened(shown, masked_lines if keep_masked else real), *tail]
     if differing and wants_update(request.config):
         path.write_text(render(steps))
         return
-    for line, shown, said in differing:
-        assert "\n".join(said) == "\n".join(shown), line
+    for line, shown, masked_lines in differing:
+        assert "\n".join(masked_lines) == "\n".join(shown), line
 
 
 def test_there_are_transcripts():

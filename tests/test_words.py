@@ -24,8 +24,8 @@ from tests.support.source import together
 @cache
 def options():
     """(title of the command, option) for each that is shown."""
-    return [(spec.title, each) for spec in REGISTRY for each in parameters(load(spec))
-            if each.kind == "option"]
+    return [(spec.title, parameter) for spec in REGISTRY for parameter in parameters(load(spec))
+            if parameter.kind == "option"]
 
 
 #: The words for what a value stands for, by its name in help.
@@ -54,34 +54,34 @@ SHORT = {"-t": "--topic", "-g": "--group", "-k": "--key", "-i": "--queue", "-q":
 
 @pytest.mark.parametrize("value_name", WORDS)
 def test_a_kind_of_value_has_its_words(value_name):
-    named = {each.names[0] for _, each in options() if each.value_name == value_name}
+    named = {option.names[0] for _, option in options() if option.value_name == value_name}
     assert named <= WORDS[value_name]
 
 
 def test_a_bound_on_rows_is_called_limit():
-    for title, each in options():
-        if each.help.lower().startswith(BOUNDS) and each.type == "integer":
-            assert each.names[0] == "--limit", title
+    for title, option in options():
+        if option.help.lower().startswith(BOUNDS) and option.type == "integer":
+            assert option.names[0] == "--limit", title
 
 
 def test_one_help_has_one_name():
     named = defaultdict(set)
-    for _, each in options():
-        named[each.help].add(each.names[0])
+    for _, option in options():
+        named[option.help].add(option.names[0])
     assert {text: names for text, names in named.items() if len(names) > 1} == {}
 
 
 def test_an_option_has_one_long_name():
-    for title, each in options():
-        on = [name for name in each.names if name.startswith("--")]
+    for title, option in options():
+        on = [name for name in option.names if name.startswith("--")]
         assert len(on) == 1 or f"--no-{on[0][2:]}" == on[1] or on == ["--all", "--full"], title
 
 
 @pytest.mark.parametrize("short", SHORT)
 def test_a_letter_means_one_thing_and_is_wherever_that_is(short):
-    with_it = {(title, each.names[0]) for title, each in options() if short in each.names}
-    assert with_it == {(title, SHORT[short]) for title, each in options()
-                       if SHORT[short] in each.names}
+    with_it = {(title, option.names[0]) for title, option in options() if short in option.names}
+    assert with_it == {(title, SHORT[short]) for title, option in options()
+                       if SHORT[short] in option.names}
 
 
 def test_former_names_are_not_shown_and_are_no_names_of_others():

@@ -45,7 +45,7 @@ class Broker:
             put(self.writer, self.chance)
         self.writer.write(folder)
         self._maps: dict[Path, mmap.mmap] = {}
-        self._entries = [len(one.entry) for one in self.writer.index]
+        self._entries = [len(index_file.entry) for index_file in self.writer.index]
 
     def _map(self, path: Path, size: int) -> mmap.mmap:
         if path not in self._maps:
@@ -63,7 +63,7 @@ class Broker:
         """One message, from the first byte of its record to the header of the index."""
         writer, size = self.writer, LAYOUT.log_file_size
         files = len(writer.log)
-        made = put(writer, self.chance)
+        message = put(writer, self.chance)
         bases = sorted(writer.log)
         if len(bases) > files:  # the blank record of the file before
             base = bases[-2]
@@ -73,13 +73,13 @@ class Broker:
             self._pause()
         base = bases[-1]
         self._map(self._log(base + size), size)
-        log, at = self._map(self._log(base), size), made.physical - base
-        half = self.chance.randrange(4, made.size)
-        log[at:at + half] = made.raw[:half]
+        log, at = self._map(self._log(base), size), message.physical - base
+        half = self.chance.randrange(4, message.size)
+        log[at:at + half] = message.raw[:half]
         self._pause()
-        log[at + half:at + made.size] = made.raw[half:]
+        log[at + half:at + message.size] = message.raw[half:]
         self._pause()
-        for topic, queue_id, number in made.rows:
+        for topic, queue_id, number in message.rows:
             first = number - number % LAYOUT.queue_file_units
             path = self.folder / "consumequeue" / topic / str(queue_id) / f"{first * UNIT:020d}"
             place = (number - first) * UNIT
@@ -95,35 +95,36 @@ class Broker:
         index = self.writer.index
         self._entries += [0] * (len(index) - len(self._entries))
         for number in range(max(0, len(index) - 2), len(index)):
-            one = index[number]
-            if self._entries[number] == len(one.entry):
+            index_file = index[number]
+            if self._entries[number] == len(index_file.entry):
                 continue
-            file = self._map(self.folder / "index" / one.name, one.size)
-            first = 40 + SLOT * one.slots
-            for entry in range(self._entries[number], len(one.entry)):
+            file = self._map(self.folder / "index" / index_file.name, index_file.size)
+            first = 40 + SLOT * index_file.slots
+            for entry in range(self._entries[number], len(index_file.entry)):
                 place = first + ENTRY * (entry + 1)
-                file[place:place + ENTRY] = struct.pack(">iqii", *one.entry[entry])
+                file[place:place + ENTRY] = struct.pack(">iqii", *index_file.entry[entry])
                 self._pause()
-                slot = 40 + SLOT * (one.entry[entry][0] % one.slots)
+                slot = 40 + SLOT * (index_file.entry[entry][0] % index_file.slots)
                 file[slot:slot + SLOT] = struct.pack(">i", entry + 1)
                 self._pause()
                 header = bytearray(file[:40])
                 slots, = struct.unpack_from(">i", header, 32)
-                struct.pack_into(">ii", header, 32, slots + (one.entry[entry][3] == 0), entry + 2)
+                struct.pack_into(">ii", header, 32, slots + (index_file.entry[entry][3] == 0),
+                                 entry + 2)
                 if entry == 0:
-                    struct.pack_into(">q", header, 0, one.begin_time)
-                    struct.pack_into(">q", header, 16, one.begin)
+                    struct.pack_into(">q", header, 0, index_file.begin_time)
+                    struct.pack_into(">q", header, 16, index_file.begin)
                 file[:40] = bytes(header)
                 self._pause()
-                put_of = one.entry[entry][1]
+                put_of = index_file.entry[entry][1]
                 struct.pack_into(">q", header, 24, put_of)
                 struct.pack_into(">q", header, 8, self._times[put_of])
                 file[:40] = bytes(header)
-            self._entries[number] = len(one.entry)
+            self._entries[number] = len(index_file.entry)
 
     @property
     def _times(self) -> dict[int, int]:
-        return {one.physical: one.time for one in self.writer.puts[-3:]}
+        return {put.physical: put.time for put in self.writer.puts[-3:]}
 
 
 def main(folder: str, seconds: str, seed: str) -> None:

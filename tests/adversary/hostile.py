@@ -73,8 +73,8 @@ def _own_copy(_writer: Writer, at: int) -> bytes:
     head = 88
     out = b""
     for number in range(3):
-        one = frame(EVIL, FORGED + b"c" * 40, number)
-        out += one.at(at - head) + one.at(at + 512 * number + len(out) - 512)
+        evil_frame = frame(EVIL, FORGED + b"c" * 40, number)
+        out += evil_frame.at(at - head) + evil_frame.at(at + 512 * number + len(out) - 512)
     return out + b"end"
 
 
@@ -102,9 +102,9 @@ def _short_tail(_writer: Writer, at: int) -> bytes:
     for bit in range(11):
         end = (size ^ (1 << bit)) if size >> bit & 1 else 0
         if 8 < end < size - 300:
-            one = frame(EVIL, FORGED + b"s", bit).at(at + end)
+            evil_frame = frame(EVIL, FORGED + b"s", bit).at(at + end)
             out[end - 4:end] = b"\x01t\0\0"
-            out[end:end + len(one)] = one
+            out[end:end + len(evil_frame)] = evil_frame
     return bytes(out)
 
 
@@ -152,7 +152,7 @@ class Hostile:
 
     @property
     def intact(self) -> list[Put]:
-        return [one for one in self.puts if one.physical not in self.damaged]
+        return [put for put in self.puts if put.physical not in self.damaged]
 
 
 def damages(place: str) -> Iterator[str]:
@@ -285,17 +285,17 @@ def _derived(writer: Writer, outer: Put, case: Case) -> None:
     elif case.state == "queue-gone":
         del rows[outer.topic, outer.queue_id]
     elif case.state == "lagging":
-        late = {one.physical for one in writer.puts if one.physical >= outer.physical}
+        late = {put.physical for put in writer.puts if put.physical >= outer.physical}
         for units in rows.values():
             for at in [at for at, unit in units.items()
                        if struct.unpack(">q", unit[:8])[0] in late]:
                 del units[at]
-        for one in writer.index:
-            one.entry = [entry for entry in one.entry if entry[1] not in late]
-            one.count = len(one.entry) + 1
-            one.slot = {slot: max((number for number, entry in enumerate(one.entry, 1)
-                                   if entry[0] % one.slots == slot), default=0)
-                        for slot in one.slot}
-            one.end = one.entry[-1][1]
+        for index_file in writer.index:
+            index_file.entry = [entry for entry in index_file.entry if entry[1] not in late]
+            index_file.count = len(index_file.entry) + 1
+            index_file.slot = {slot: max((number for number, entry in enumerate(index_file.entry, 1)
+                                          if entry[0] % index_file.slots == slot), default=0)
+                               for slot in index_file.slot}
+            index_file.end = index_file.entry[-1][1]
 
 

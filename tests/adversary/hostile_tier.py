@@ -56,9 +56,9 @@ def _twice(writer: TierWriter, at: int) -> bytes:
 def _earlier(writer: TierWriter, at: int) -> bytes:
     """Frames with place, size and queue offset of messages that were before."""
     out = b""
-    for one in writer.puts[-2:]:
-        room = one.size - len(frame(TOPIC, FORGED, 0, queue_id=QUEUE).at(0))
-        out += frame(TOPIC, FORGED + b"e" * room, one.queue_offset, queue_id=QUEUE).at(one.physical)
+    for put in writer.puts[-2:]:
+        room = put.size - len(frame(TOPIC, FORGED, 0, queue_id=QUEUE).at(0))
+        out += frame(TOPIC, FORGED + b"e" * room, put.queue_offset, queue_id=QUEUE).at(put.physical)
     return out
 
 
@@ -144,9 +144,9 @@ def _derived(writer: TierWriter, outer: Put, state: str) -> None:
                 unit[bit // 8] ^= 1 << bit % 8
                 units[number] = bytes(unit)
     elif state == "lagging":
-        for one in writer.puts:
-            if one.physical >= outer.physical:
-                units.pop(one.queue_offset)
-        writer.items = [one for one in writer.items if one[1] < outer.physical]
+        for put in writer.puts:
+            if put.physical >= outer.physical:
+                units.pop(put.queue_offset)
+        writer.items = [pair for pair in writer.items if pair[1] < outer.physical]
     elif state == "no-metadata":
         writer.with_metadata = False

@@ -27,23 +27,23 @@ def alone(store: Path, folder: Path) -> list[Path]:
 
 
 def dumped(files: list[Path]) -> list[dict[str, Any]]:
-    return [row for one in files for row in run("dump", one, "-o", "jsonl").jsonl()]
+    return [row for file in files for row in run("dump", file, "-o", "jsonl").jsonl()]
 
 
 def check_dump(store: Hostile, files: list[Path]) -> int:
     """How many intact messages are left out; as many at least are said to be undecided."""
     rows = dumped(files)
     given = {row["physical_offset"] for row in rows if row["type"] == "message"}
-    assert given <= {one.physical for one in store.puts}
-    said = "".join(row["error"]["reason"] for row in rows if row["type"] == "damaged")
-    undecided = sum(map(int, re.findall(r"(\d+) intact records? from", said)))
-    left_out = len({one.physical for one in store.intact} - given)
+    assert given <= {put.physical for put in store.puts}
+    text = "".join(row["error"]["reason"] for row in rows if row["type"] == "damaged")
+    undecided = sum(map(int, re.findall(r"(\d+) intact records? from", text)))
+    left_out = len({message.physical for message in store.intact} - given)
     assert left_out <= undecided
     return left_out
 
 
 @pytest.mark.parametrize(("body", "place"), sample(product(BODIES, PLACES), 9, "zeroed heads",
-                                                   always=lambda one: one == ("blank", "middle")))
+                                                   always=lambda name: name == ("blank", "middle")))
 def test_nothing_is_left_of_the_head(body: str, place: str, tmp_path: Path) -> None:
     store = build(tmp_path / "store", Case(body, place, "zeros", "nothing"))
     check_dump(store, alone(store.folder, tmp_path / "alone"))
@@ -52,10 +52,10 @@ def test_nothing_is_left_of_the_head(body: str, place: str, tmp_path: Path) -> N
 def test_dump_says_what_it_cannot_tell(tmp_path: Path) -> None:
     store = build(tmp_path / "store", Case("chain", "middle", "zeros", "nothing"))
     rows = dumped(alone(store.folder, tmp_path / "alone"))
-    said = [row["error"]["reason"] for row in rows if row["type"] == "damaged"]
-    assert len(said) == 1
-    assert "9 intact records from physical offset" in said[0]
-    assert "carve --embedded" in said[0]
+    reasons = [row["error"]["reason"] for row in rows if row["type"] == "damaged"]
+    assert len(reasons) == 1
+    assert "9 intact records from physical offset" in reasons[0]
+    assert "carve --embedded" in reasons[0]
 
 
 def several(damage: str, folder: Path, *, torn: bool = False) -> Hostile:
@@ -64,18 +64,18 @@ def several(damage: str, folder: Path, *, torn: bool = False) -> Hostile:
     puts = [writer.put("orders", b"message %d " % number * 9, queue_id=number % 4,
                        keys=f"k{number}") for number in range(90)]
     chance, hit = random.Random(5), puts[7::10]
-    for one in hit:
+    for message in hit:
         if damage == "zeros":
-            writer.patch(one.physical, bytes(one.size))
+            writer.patch(message.physical, bytes(message.size))
         elif damage == "noise":
-            writer.patch(one.physical, chance.randbytes(one.size))
+            writer.patch(message.physical, chance.randbytes(message.size))
         elif damage == "head":  # all before the length of the body
-            writer.patch(one.physical, bytes(84))
+            writer.patch(message.physical, bytes(84))
         elif damage == "body":
-            writer.flip(one.body_at, 3)
+            writer.flip(message.body_at, 3)
         else:
-            writer.flip(one.physical + {"size": 2, "magic": 5, "place": 34}[damage], 2)
-    damaged = {one.physical for one in hit}
+            writer.flip(message.physical + {"size": 2, "magic": 5, "place": 34}[damage], 2)
+    damaged = {message.physical for message in hit}
     if torn:
         writer.tear(puts[-1].physical + 60)
         damaged.add(puts[-1].physical)

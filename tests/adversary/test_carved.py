@@ -26,7 +26,7 @@ def sources(store: Hostile, folder: Path) -> Iterator[Path]:
     """The log without its store: its files, all of them in one, and that in an image."""
     files = alone(store.folder, folder / "alone")
     yield folder / "alone"
-    data = b"".join(one.read_bytes() for one in files)
+    data = b"".join(file.read_bytes() for file in files)
     (folder / "one").write_bytes(data)
     yield folder / "one"
     (folder / "image").write_bytes(JUNK * 4096 + data + JUNK * 999)
@@ -35,21 +35,21 @@ def sources(store: Hostile, folder: Path) -> Iterator[Path]:
 
 def carved(source: Path) -> dict[str, set[int]]:
     """Physical offsets by placement."""
-    found: dict[str, set[int]] = {}
+    physical_offsets: dict[str, set[int]] = {}
     for row in run("carve", source, "-o", "jsonl", "--body", "none").expect(0, 1).jsonl():
-        found.setdefault(row["placement"], set()).add(row["physical_offset"])
-    return found
+        physical_offsets.setdefault(row["placement"], set()).add(row["physical_offset"])
+    return physical_offsets
 
 
 def check(store: Hostile, folder: Path) -> list[int]:
     """How many intact messages are doubtful, for each way to lay the log."""
-    put, intact = ({one.physical for one in some} for some in (store.puts, store.intact))
+    put, intact = ({message.physical for message in some} for some in (store.puts, store.intact))
     counts = []
     for source in sources(store, folder):
-        found = carved(source)
-        assert found.get("in-place", set()) <= put, source
-        doubtful = found.get("doubtful", set())
-        assert intact <= found.get("in-place", set()) | doubtful, source
+        carve_result = carved(source)
+        assert carve_result.get("in-place", set()) <= put, source
+        doubtful = carve_result.get("doubtful", set())
+        assert intact <= carve_result.get("in-place", set()) | doubtful, source
         counts.append(len(intact & doubtful))
     shown = {row["physical_offset"] for row in dumped(sorted((folder / "alone").iterdir()))
              if row["type"] == "message"}
@@ -58,7 +58,8 @@ def check(store: Hostile, folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("body", "place"), sample(product(BODIES, PLACES), 9, "carved bodies",
-                                                   always=lambda one: one == ("nested", "middle")))
+                                                   always=lambda name: name
+                                                   == ("nested", "middle")))
 def test_nothing_is_left_of_the_head(body: str, place: str, tmp_path: Path) -> None:
     store = build(tmp_path / "store", Case(body, place, "zeros", "nothing"))
     check(store, tmp_path)
@@ -135,7 +136,7 @@ def _behind_small_ones(sender: Sender) -> Put:
     """Zeros over small messages, up to the head of the one: their queue offsets are free."""
     for number in range(20):
         sender.zero(sender.writer.put("orders", b"s", queue_id=number % 4, unique_key=""), 140)
-    sender.damaged.update(one.physical for one in sender.writer.puts[-20:])
+    sender.damaged.update(put.physical for put in sender.writer.puts[-20:])
     first = sender.writer.puts[-20].physical
     outer = sender.evil(sender.next_ones(12, -4))
     sender.writer.patch(first, bytes(outer.body_at - first))
@@ -215,7 +216,7 @@ def test_a_log_that_begins_with_damage(behind: int, tmp_path: Path) -> None:
     outer = _one(sender)
     sender.ordinary(behind)
     store = sender.made(tmp_path / "store", outer)
-    put = {one.physical for one in store.puts}
+    put = {message.physical for message in store.puts}
     for source in list(sources(store, tmp_path))[:2]:
         assert carved(source).get("in-place", set()) <= put
 
@@ -243,8 +244,8 @@ def test_pages_that_are_gone_leave_little_doubt(pages: int, tmp_path: Path) -> N
     gone = [range(at, at + 4096) for at in range(40_960, 40_960 + pages * 143_360, 143_360)]
     for page in gone:
         writer.patch(page.start, bytes(4096))
-    damaged = {one.physical for one in puts for page in gone
-               if one.physical < page.stop and page.start < one.end}
+    damaged = {message.physical for message in puts for page in gone
+               if message.physical < page.stop and page.start < message.end}
     writer.write(tmp_path / "store")
     store = Hostile(tmp_path / "store", tuple(puts), puts[0], frozenset(damaged))
     files, together, _ = check(store, tmp_path)

@@ -52,16 +52,17 @@ def judged(store: Hostile, rows: list[dict[str, Any]], left_out: int = 0) -> dic
     """The bodies given, by place; fails for one that nobody put, and for more than ``left_out``
     that are missing.
     """
-    put = {one.physical: one.body for one in store.puts}
-    found = {row["physical_offset"]: body_of(row) for row in rows}
-    for place, body in found.items():
+    put = {record.physical: record.body for record in store.puts}
+    bodies = {row["physical_offset"]: body_of(row) for row in rows}
+    for place, body in bodies.items():
         if body.strip(b"\0"):  # a filler's body is zeros
             assert place in put, f"a frame in a body was given at {place}"
             assert body == put[place] or place in store.damaged
         assert place in put or FORGED not in body
-    missing = [one.physical for one in store.intact if found.get(one.physical) != one.body]
+    missing = [message.physical for message in store.intact
+               if bodies.get(message.physical) != message.body]
     assert len(missing) <= left_out, f"intact messages are not given: {missing}"
-    return found
+    return bodies
 
 
 def is_proven(case: Case) -> bool:
@@ -84,7 +85,7 @@ def check(case: Case, folder: Path) -> None:
     judged(store, run("read", store.folder, *read).jsonl(), unclear)
     inside = store.outer.body_at - store.outer.body_at % 64 + 64
     part = run("read", store.folder, "--from-phy", str(inside), *read).jsonl()
-    put = {one.physical for one in store.puts}
+    put = {message.physical for message in store.puts}
     assert {row["physical_offset"] for row in part} <= put
     carved = run("carve", store.folder, *read).jsonl()
     judged(store, [row for row in carved if row.get("placement", "in-place") == "in-place"],
@@ -99,7 +100,7 @@ def check(case: Case, folder: Path) -> None:
     if is_proven(case):
         assert after.get(store.outer.physical) == store.outer.body, "the message itself is lost"
         verdict = run("verify", store.folder, *shape, "-o", "json").json()
-        assert [one for one in verdict["findings"] if one["severity"] != "info"] == []
+        assert [finding for finding in verdict["findings"] if finding["severity"] != "info"] == []
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -142,10 +143,10 @@ def test_too_few_bytes_for_a_blank(left: int, tmp_path: Path) -> None:
     assert f"physical offset {FILE_SIZE - left} are too short for an end-of-file record" in re.sub(
         r"\s+", " ", applied.out + applied.err)
     assert log.read_bytes()[last.physical:] == longer + b"\x07" * left
-    found = {row["physical_offset"]: len(body_of(row)) for row in run(
+    counts = {row["physical_offset"]: len(body_of(row)) for row in run(
         "read", tmp_path, "-o", "jsonl", "--body", "base64").jsonl()}
-    assert found[last.physical] == len(last.body) + 8 - left
-    assert behind.physical in found
+    assert counts[last.physical] == len(last.body) + 8 - left
+    assert behind.physical in counts
 
 
 @pytest.mark.parametrize("state", sample(STATES, 3, "forged and random damage"))
@@ -166,9 +167,9 @@ def test_where_nothing_tells_it_is_left_for_a_choice(body: str, place: str,
     read = ("-o", "jsonl", "--body", "base64")
     judged(store, run("read", store.folder, *read).expect(1).jsonl(), undecided(store))
     findings = run("verify", store.folder, "-o", "json").json()["findings"]
-    unclear = [one for one in findings if one["category"] == "ambiguous"]
+    unclear = [finding for finding in findings if finding["category"] == "ambiguous"]
     inside = range(store.outer.physical, store.outer.end)
-    assert [one["offset"] in inside for one in unclear] == [True]
+    assert [finding["offset"] in inside for finding in unclear] == [True]
     plan = run("recover", store.folder, "-o", "json").expect(1)
     assert "--ambiguous keep" in plan.out + plan.err
     assert plan.json()["ambiguous"] > 0
@@ -191,23 +192,23 @@ def test_where_no_store_is_around(body: str, place: str, damage: str, tmp_path: 
     files without a store, and of an image.
     """
     store = build(tmp_path / "store", Case(body, place, damage, "nothing"))
-    put = {one.physical for one in store.puts}
+    put = {message.physical for message in store.puts}
     alone = tmp_path / "alone"
     shutil.copytree(store.folder / "commitlog", alone)
     files = sorted(alone.iterdir())
     image = tmp_path / "image"
-    image.write_bytes(b"\1" * 4096 + b"".join(one.read_bytes() for one in files) + b"\1" * 999)
-    dumped = {row["physical_offset"] for one in files
-              for row in run("dump", one, "-o", "jsonl").jsonl() if "physical_offset" in row}
+    image.write_bytes(b"\1" * 4096 + b"".join(file.read_bytes() for file in files) + b"\1" * 999)
+    dumped = {row["physical_offset"] for file in files
+              for row in run("dump", file, "-o", "jsonl").jsonl() if "physical_offset" in row}
     assert dumped <= put
     if damage.startswith("random"):
         return  # nothing tells of the size: all that follows may be its body
-    assert {one.physical for one in store.intact} <= dumped
+    assert {message.physical for message in store.intact} <= dumped
     for source in (alone, image):
         rows = run("carve", source, "-o", "jsonl", "--body", "none").jsonl()
         given = {row["physical_offset"] for row in rows if row["placement"] == "in-place"}
         assert given <= put
-        assert {one.physical for one in store.intact} <= given
+        assert {message.physical for message in store.intact} <= given
 
 
 def test_a_row_proves_what_was_written_over_a_torn_record(tmp_path: Path) -> None:
@@ -220,8 +221,9 @@ def test_a_row_proves_what_was_written_over_a_torn_record(tmp_path: Path) -> Non
     writer.next_offset["orders", 0] = 1
     later = [writer.put("orders", b"later %d" % number) for number in range(3)]
     folder = writer.write(tmp_path / "store")
-    found = {row["physical_offset"] for row in run("read", folder, "-o", "jsonl").jsonl()}
-    assert {one.physical for one in later} <= found
+    physical_offsets = {row["physical_offset"]
+                        for row in run("read", folder, "-o", "jsonl").jsonl()}
+    assert {message.physical for message in later} <= physical_offsets
 
 
 def without_rows(writer: Writer, folder: Path) -> Path:
@@ -242,7 +244,7 @@ def test_an_empty_body_is_proven_by_its_crc_too(bit: int, tmp_path: Path) -> Non
     writer.flip(hit.body_at - 1 - bit // 8, bit % 8)
     store = without_rows(writer, tmp_path / "s")
     read = run("read", store, "--fields", "physical_offset", "-o", "jsonl").expect(1)
-    assert [one["physical_offset"] for one in read.jsonl()] == [
+    assert [message["physical_offset"] for message in read.jsonl()] == [
         put.physical for put in writer.puts if put is not hit]
 
 
@@ -255,6 +257,7 @@ def test_what_a_torn_record_may_have_swallowed_is_told(tmp_path: Path) -> None:
     writer.flip(hit.body_at - 2, 5)  # 8 KiB more
     writer.flip(hit.body_at + 3)
     store = without_rows(writer, tmp_path / "s")
-    found = run("verify", store, "-o", "json").expect(1).json()["findings"]
-    assert [(one["offset"], one["count"]) for one in found if one["category"] == "ambiguous"] == [
-        (writer.puts[1].physical, 9)]
+    findings = run("verify", store, "-o", "json").expect(1).json()["findings"]
+    assert [(finding["offset"], finding["count"]) for finding in findings
+            if finding["category"] == "ambiguous"] == [
+                (writer.puts[1].physical, 9)]

@@ -51,14 +51,14 @@ def body_of(row: dict[str, Any]) -> bytes:
 
 def judged(store: Hostile, rows: dict[int, dict[str, Any]]) -> set[int]:
     """The queue offsets given; fails for a message that nobody put, or at another place."""
-    put = {one.queue_offset: one for one in store.puts}
+    put = {record.queue_offset: record for record in store.puts}
     for queue_offset, row in rows.items():
         body = body_of(row)
         assert queue_offset in put, f"a frame in a body was given as queue offset {queue_offset}"
-        one = put[queue_offset]
-        assert one.physical in store.damaged or (
-            row["physical_offset"], body) == (one.physical, one.body), "a frame was given"
-        assert row["total_size"] == one.size
+        record = put[queue_offset]
+        assert record.physical in store.damaged or (
+            row["physical_offset"], body) == (record.physical, record.body), "a frame was given"
+        assert row["total_size"] == record.size
     return set(rows)
 
 
@@ -70,23 +70,23 @@ def is_proven(case: Case) -> bool:
 
 def check(case: Case, folder: Path) -> None:
     store = build(folder / "store", case)
-    tier, puts = store.folder, {one.physical: one for one in store.puts}
-    intact = {one.queue_offset for one in store.intact}
+    tier, puts = store.folder, {put.physical: put for put in store.puts}
+    intact = {message.queue_offset for message in store.intact}
     # What is there is given by its units, and nothing else.
     given = judged(store, read(tier))
     if case.state in ("whole", "no-metadata"):
         assert intact <= given
     # A place inside of the message leads to no frame.
     for at in (store.outer.body_at + 1, store.outer.body_at + len(store.outer.body) // 2):
-        told = run("tiered", "query", "offset", tier, "--topic", TOPIC, "--queue", str(QUEUE),
-                   "--phy", str(at), "--containing", "-o", "json", "--body", "base64")
-        if told.code == 0:
-            row = told.json()
+        result = run("tiered", "query", "offset", tier, "--topic", TOPIC, "--queue", str(QUEUE),
+                     "--phy", str(at), "--containing", "-o", "json", "--body", "base64")
+        if result.code == 0:
+            row = result.json()
             row = row[0] if isinstance(row, list) else row
             assert row["physical_offset"] in puts
     # What is counted is no more than there is.
     counted = run("tiered", "verify", tier, "-o", "json").expect(0, 1).json()
-    assert "tiered-shifted" not in {one["category"] for one in counted["findings"]}
+    assert "tiered-shifted" not in {finding["category"] for finding in counted["findings"]}
     coverage = counted["coverage"]
     assert coverage["messages"] + coverage["orphans"] <= len(puts)
     stats = run("tiered", "stats", tier, "-o", "json").expect(0).json()
@@ -110,7 +110,7 @@ def check(case: Case, folder: Path) -> None:
         # A torn message whose unit leads beyond the end tells of frames in it no more than that.
         assert case.damage.startswith(("tear", "random")) or case.state in (
             "no-units", "nothing", "unit-gone", "units-flipped", "lagging")
-        assert any(one["category"] == "ambiguous" for one in counted["findings"])
+        assert any(finding["category"] == "ambiguous" for finding in counted["findings"])
     else:
         assert not missing, f"intact messages are lost: {sorted(missing)}"
     if is_proven(case) and not plan.get("ambiguous"):
@@ -173,17 +173,17 @@ def test_where_nothing_tells_it_is_left_for_a_choice(body: str, place: str,
     """No head, no unit, no index item, and the log is still written to: frames may be messages."""
     store = build(tmp_path / "store", Case(body, place, "zeros", "nothing"))
     findings = run("tiered", "verify", store.folder, "-o", "json").json()["findings"]
-    unclear = [one for one in findings if one["category"] == "ambiguous"]
-    assert [one["offset"] in range(store.outer.physical, store.outer.end)
-            for one in unclear] == [True]
-    before = [one.physical for one in store.puts if one.physical < store.outer.physical]
+    unclear = [finding for finding in findings if finding["category"] == "ambiguous"]
+    assert [finding["offset"] in range(store.outer.physical, store.outer.end)
+            for finding in unclear] == [True]
+    before = [put.physical for put in store.puts if put.physical < store.outer.physical]
     for options in ((), ("--drop-orphans",)):
         plan = recover(store.folder, *options).expect(1)
         assert "--ambiguous keep" in plan.err
         assert plan.json()["ambiguous"] == unclear[0]["count"] > 0
-        assert not [one for one in plan.json()["actions"] if one["action"] == "cut"]
+        assert not [action for action in plan.json()["actions"] if action["action"] == "cut"]
     refused = run("tiered", "commit", store.folder, "-o", "json").expect(1).json()
-    assert [one["status"] for one in refused] == ["refused"]
+    assert [refusal["status"] for refusal in refused] == ["refused"]
     recover(store.folder, "--apply", "--yes").expect(1)
     assert [row["physical_offset"] for row in read(store.folder).values()] == before
     recover(store.folder, "--ambiguous", "keep", "--apply", "--yes").expect(0)
@@ -198,16 +198,16 @@ def test_a_full_segment_proves_no_message_at_its_end(tmp_path: Path) -> None:
     store = build(tmp_path / "store", Case("padded", "middle", "zeros", "nothing"))
     plan = recover(store.folder, "--apply", "--yes").expect(1).json()
     given = judged(store, read(store.folder))
-    assert len({one.queue_offset for one in store.intact} - given) == plan["ambiguous"] == 5
+    assert len({message.queue_offset for message in store.intact} - given) == plan["ambiguous"] == 5
 
 
 def test_a_torn_upload_is_cut_with_the_frames_in_it(tmp_path: Path) -> None:
     """The message that was being written says to end behind the log: what is in it is its body."""
     store = build(tmp_path / "store", Case("own", "last", "tear:topic", "lagging"))
     done = run("tiered", "commit", store.folder, "-o", "json").expect(0).json()
-    assert [(one["units_added"], one["status"]) for one in done] == [(0, "completed")]
+    assert [(action["units_added"], action["status"]) for action in done] == [(0, "completed")]
     given = judged(store, read(store.folder))
-    assert given == {one.queue_offset for one in store.intact}
+    assert given == {action.queue_offset for action in store.intact}
     assert run("tiered", "verify", store.folder, "-o", "json").expect(0).json()["findings"] == []
 
 
@@ -221,7 +221,7 @@ def test_a_unit_that_leads_to_just_before_its_message_is_set_right(tmp_path: Pat
     tier = writer.write(tmp_path / "store")
     recover(tier, "--apply", "--yes").expect(0)
     assert [row["physical_offset"] for row in read(tier).values()] == [
-        one.physical for one in writer.puts]
+        put.physical for put in writer.puts]
 
 
 def test_an_index_item_proves_a_message(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_an_index_item_proves_a_message(tmp_path: Path) -> None:
     store = build(tmp_path / "store", Case("own", "first", "zeros", "no-units"))
     recover(store.folder, "--apply", "--yes").expect(0)
     given = judged(store, read(store.folder))
-    assert {one.queue_offset for one in store.intact} <= given
+    assert {message.queue_offset for message in store.intact} <= given
     assert recover(store.folder).expect(0).json()["actions"] == []
 
 
@@ -261,10 +261,10 @@ def test_what_is_damaged_and_leads_into_a_body(damaged: str, tmp_path: Path) -> 
     assert FORGED.decode() not in run("tiered", "query", "key", tier, *key).expect(0, 1).out
     findings = run("tiered", "verify", tier, "-o", "json").expect(1).json()["findings"]
     assert ("tiered-cq-unit" if damaged == "unit" else "tiered-index-item") in {
-        one["category"] for one in findings}
+        finding["category"] for finding in findings}
     recover(tier, "--apply", "--yes").expect(0)
     assert [row["physical_offset"] for row in read(tier).values()] == [
-        one.physical for one in writer.puts]
+        put.physical for put in writer.puts]
 
 
 def test_rows_of_all_that_lies_in_a_commit_log(tmp_path: Path) -> None:
@@ -279,4 +279,4 @@ def test_rows_of_all_that_lies_in_a_commit_log(tmp_path: Path) -> None:
             for segment in queue.commit_log.segments:
                 for _, batch in RecordPiece(about, segment, 0, segment.usable).batches():
                     given |= set(batch.offset.tolist())
-    assert given == {one.physical for one in store.intact}
+    assert given == {message.physical for message in store.intact}

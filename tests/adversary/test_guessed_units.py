@@ -24,18 +24,18 @@ SAID_AFTER = {"tiered-record", "tiered-orphans"}
 """What only the units there are after a recovery can show."""
 
 
-def found(tier: Path) -> tuple[Counter[str], dict[str, Any]]:
+def verify_tier(tier: Path) -> tuple[Counter[str], dict[str, Any]]:
     """(what `verify` says how often, its coverage)."""
     verdict = run("tiered", "verify", tier, "-o", "json").expect(0, 1).json()
     kinds: Counter[str] = Counter()
-    for one in verdict["findings"]:
-        kinds[one["category"]] += one["count"]
+    for finding in verdict["findings"]:
+        kinds[finding["category"]] += finding["count"]
     return kinds, verdict["coverage"]
 
 
 def check(writer: TierWriter, tier: Path) -> dict[str, Any]:
     """The plan of the first recovery; fails where a frame is given, or a second one finds more."""
-    put = {one.queue_offset: one for one in writer.puts}
+    put = {record.queue_offset: record for record in writer.puts}
 
     def no_frame_is_given() -> None:
         for queue_offset, row in read(tier).items():
@@ -44,10 +44,10 @@ def check(writer: TierWriter, tier: Path) -> dict[str, Any]:
         stats = run("tiered", "stats", tier, "-o", "json").expect(0).json()
         assert stats["orphans"]["messages"] + stats["total"]["messages"] <= len(put)
 
-    before, _ = found(tier)
+    before, _ = verify_tier(tier)
     plan: dict[str, Any] = recover(tier, "--apply", "--yes").expect(0, 1).json()
     no_frame_is_given()
-    after, coverage = found(tier)
+    after, coverage = verify_tier(tier)
     assert set(after) - set(before) <= SAID_AFTER
     assert after["ambiguous"] <= before["ambiguous"]
     assert coverage["messages"] + coverage["orphans"] <= len(put)
@@ -106,10 +106,10 @@ def test_a_coda_where_one_of_the_equal_parts_begins(tmp_path: Path) -> None:
     body = lead_to(writer, start + third) + coda + forged.at(start + third + len(coda))
     body += b"r" * (size - len(body) - bare_size)
     gone = [writer.put(body, properties_raw=b""), small(writer, 2), small(writer, 3)]
-    assert [one.size for one in gone] == [size, lost, lost]
+    assert [file.size for file in gone] == [size, lost, lost]
     small(writer, 4)
-    for one in gone:
-        lose_head(writer, one)
+    for file in gone:
+        lose_head(writer, file)
     tier = end(writer, tmp_path)
     plan = check(writer, tier)
     assert any("equal parts" in note for note in plan["notes"])
@@ -127,7 +127,7 @@ def test_a_damaged_unit_hides_no_message_that_has_one(tmp_path: Path) -> None:
     unit = writer.units[2]
     writer.units[2] = unit[:8] + (1 << 19 | len(writer.puts[2].raw)).to_bytes(4, "big") + unit[12:]
     tier = end(writer, tmp_path)
-    assert found(tier)[1]["messages"] == 4
+    assert verify_tier(tier)[1]["messages"] == 4
     check(writer, tier)
     assert set(read(tier)) == {0, 3, 4, 5}
 
@@ -146,8 +146,8 @@ def test_what_mended_records_tell_of_the_others(tmp_path: Path) -> None:
     writer.roll()
     lost.append(writer.put(b""))
     writer.put(b"behind", keys="k5")
-    for one in lost:
-        lose_head(writer, one)
+    for message in lost:
+        lose_head(writer, message)
     tier = end(writer, tmp_path)
     check(writer, tier)
     assert set(read(tier)) == set(range(7))
@@ -185,9 +185,9 @@ def test_once_recovered_nothing_changes(with_index: bool, seed: int, tmp_path: P
                                 queue_id=QUEUE) for more in range(chance.randint(1, 3))]
                 body = framed(frames, before=b"lead" * chance.choice([0, 1, 8]), after=rest)
             has_key = with_index and chance.random() < 0.5
-            one = writer.put(body, properties_raw=None if has_key else b"")
+            message = writer.put(body, properties_raw=None if has_key else b"")
             if queue_offset and chance.random() < 0.5:
-                lose_head(writer, one)
+                lose_head(writer, message)
         plan = check(writer, end(writer, tmp_path / str(number)))
         guessed += any("equal parts" in note for note in plan["notes"])
     assert guessed

@@ -62,8 +62,8 @@ def filled(header: Header | None, layout: Layout | None = None, body: bytes = b"
 
 
 def findings(store: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = run("verify", store, *SIZES, *JSON).json()["findings"]
-    return found
+    findings: list[dict[str, Any]] = run("verify", store, *SIZES, *JSON).json()["findings"]
+    return findings
 
 
 # -- found, and nothing else ----------------------------------------------------------------------
@@ -77,15 +77,15 @@ def test_each_field_is_a_finding_of_its_own(tmp_path: Path, category: str, v6: b
         name = "born_host" if "born" in category else "store_host"
         header = Header(**{name: ("2001:db8::7", 1 << 16)})  # type: ignore[arg-type]
     writer = filled(header)
-    found = [one for one in findings(writer.write(tmp_path / "s"))
-             if one["category"].startswith("header-")]
+    reported = [finding for finding in findings(writer.write(tmp_path / "s"))
+                if finding["category"].startswith("header-")]
     odd = writer.puts[30]
-    assert [(one["category"], one["offset"], one["topic"], one["queue_offset"]) for one in found
-            ] == [(category, odd.physical, "orders", 15)]
-    assert found[0]["severity"] == {
+    assert [(finding["category"], finding["offset"], finding["topic"], finding["queue_offset"])
+            for finding in reported            ] == [(category, odd.physical, "orders", 15)]
+    assert reported[0]["severity"] == {
         "header-store-host": "info", "header-born-port": "error", "header-store-port": "error",
         "header-sys-flag": "error"}.get(category, "warning")
-    assert found[0]["next"]
+    assert reported[0]["next"]
 
 
 def test_what_producers_and_odd_machines_choose_is_none(tmp_path: Path) -> None:
@@ -107,9 +107,10 @@ def test_what_producers_and_odd_machines_choose_is_none(tmp_path: Path) -> None:
         writer.put("orders", b"again", header=Header(store_host=("10.0.0.2", 10911)))
     for _ in range(3):
         writer.put("orders", b"again", header=Header(store_host=("2001:db8::5", 0)))
-    assert [(one["category"], one["severity"], one["count"], one["offset"]) for one in findings(
-        writer.write(tmp_path / "s")) if one["category"].startswith("header-")] == [
-            ("header-born-time", "info", 20, writer.puts[2].physical)]
+    assert [(finding["category"], finding["severity"], finding["count"], finding["offset"])
+            for finding in findings(
+                writer.write(tmp_path / "s")) if finding["category"].startswith("header-")] == [
+                    ("header-born-time", "info", 20, writer.puts[2].physical)]
 
 
 @pytest.mark.parametrize("later", [0, 20])
@@ -121,9 +122,10 @@ def test_a_clock_that_was_never_set_is_no_fault_but_said(tmp_path: Path, later: 
     for _ in range(later):
         writer.put("orders", b"x")
     store = writer.write(tmp_path / "s")
-    found = run("verify", store, *SIZES, *JSON).expect(0).json()["findings"]
-    assert [(one["category"], one["severity"], one["count"], one["offset"]) for one in found] == [
-        ("early-times", "info", 9, 0)]
+    findings = run("verify", store, *SIZES, *JSON).expect(0).json()["findings"]
+    assert [(finding["category"], finding["severity"], finding["count"], finding["offset"])
+            for finding in findings] == [
+                ("early-times", "info", 9, 0)]
 
 
 @pytest.mark.parametrize("first", [1, 30])
@@ -136,8 +138,9 @@ def test_a_clock_that_was_a_year_ahead_is_said(tmp_path: Path, first: int, ahead
         writer.put("orders", b"x")
     store = writer.write(tmp_path / "s")
     for jobs in ("1", "3"):
-        found = run("verify", store, *SIZES, "--jobs", jobs, *JSON).expect(0).json()["findings"]
-        assert [(one["category"], one["severity"], one["count"], one["offset"]) for one in found
+        findings = run("verify", store, *SIZES, "--jobs", jobs, *JSON).expect(0).json()["findings"]
+        assert [(finding["category"], finding["severity"], finding["count"], finding["offset"])
+                for finding in findings
                 ] == [("clock-back", "info", 1, writer.puts[first + ahead].physical)]
 
 
@@ -164,8 +167,8 @@ def test_at_both_ends_of_the_log(tmp_path: Path, number: int) -> None:
     writer = filled(None)
     odd = writer.puts[number]
     writer.patch(odd.physical + 52, struct.pack(">i", -1))
-    found = findings(writer.write(tmp_path / "s"))
-    assert [(one["category"], one["offset"]) for one in found] == [
+    store_findings = findings(writer.write(tmp_path / "s"))
+    assert [(finding["category"], finding["offset"]) for finding in store_findings] == [
         ("header-born-port", odd.physical)]
 
 
@@ -185,13 +188,13 @@ def test_any_number_of_ranges_gives_the_same(tmp_path: Path) -> None:
         for cut in range(0, len(writer.puts), 7):
             parts = []
             for low, high in ((0, cut), (cut, cut + 1), (cut + 1, 400)):
-                one = Headers()
+                headers = Headers()
                 for batch in Walk(source):
                     mine = np.isin(batch.offset, [put.physical for put in writer.puts[low:high]])
-                    one.add(batch, mine)
-                parts.append(one)
-            for one in parts[1:]:
-                parts[0].merge(one)
+                    headers.add(batch, mine)
+                parts.append(headers)
+            for headers in parts[1:]:
+                parts[0].merge(headers)
             parts[0].settle()
             assert parts[0].faults == whole.faults, cut
 
@@ -238,13 +241,15 @@ def test_an_impossible_queue_offset_is_reported_at_the_record(tmp_path: Path) ->
     odd = writer.puts[30]
     for value in (-6510615558205997121, 1 << 61, -1):
         writer.patch(odd.physical + 20, struct.pack(">q", value))
-        found = findings(writer.write(tmp_path / f"s{value}"))
-        assert [one["category"] for one in found] == ["message-fields"]
-        assert (found[0]["offset"], found[0]["position"]) == (odd.physical, odd.physical)
+        store_findings = findings(writer.write(tmp_path / f"s{value}"))
+        assert [finding["category"] for finding in store_findings] == ["message-fields"]
+        assert (store_findings[0]["offset"], store_findings[0]["position"]) == (odd.physical,
+                                                                                odd.physical)
         del writer.rows["orders", 0][15]
-        found = findings(writer.write(tmp_path / f"t{value}"))
-        assert {one["offset"] for one in found if one["queue_offset"] == value} == {odd.physical}
-        assert all(0 <= (one["offset"] or 0) < 1 << 40 for one in found)
+        store_findings = findings(writer.write(tmp_path / f"t{value}"))
+        assert {finding["offset"] for finding in store_findings
+                if finding["queue_offset"] == value} == {odd.physical}
+        assert all(0 <= (finding["offset"] or 0) < 1 << 40 for finding in store_findings)
         writer = filled(None)
 
 
@@ -264,9 +269,9 @@ def after_salvage(store: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def test_preflight_says_that_clients_give_up(tmp_path: Path, category: str) -> None:
     writer = filled(ODD[category])
     store = writer.write(tmp_path / "s")
-    found = run("preflight", store, *SIZES, *JSON).expect(1).json()
-    assert found["undecodable"] == 1
-    assert any(str(writer.puts[30].physical) in note for note in found["notes"])
+    answer = run("preflight", store, *SIZES, *JSON).expect(1).json()
+    assert answer["undecodable"] == 1
+    assert any(str(writer.puts[30].physical) in note for note in answer["notes"])
     assert run("preflight", filled(None).write(tmp_path / "t"), *SIZES, *JSON).expect(
         0).json()["undecodable"] == 0
 
@@ -280,10 +285,10 @@ def test_a_store_port_is_its_neighbours(tmp_path: Path, number: int, value: int)
     store = writer.write(tmp_path / "s")
     done, read = after_salvage(store)
     assert done["messages_lost"] == []
-    assert [one["store_host"] for one in read] == ["10.0.0.1:10911"] * 60
-    assert [one["body"] for one in read] == [put.body.decode() for put in writer.puts]
-    assert any("store port" in one["reason"] and "neighbours" in one["reason"]
-               for one in done["actions"])
+    assert [message["store_host"] for message in read] == ["10.0.0.1:10911"] * 60
+    assert [message["body"] for message in read] == [put.body.decode() for put in writer.puts]
+    assert any("store port" in message["reason"] and "neighbours" in message["reason"]
+               for message in done["actions"])
     assert findings(store) == []
     run("preflight", store, *SIZES, *JSON).expect(0)
 
@@ -300,7 +305,7 @@ def test_a_born_port_is_what_one_turned_bit_left_or_unknown(tmp_path: Path, valu
     assert done["messages_lost"] == []
     assert read[30]["born_host"].rpartition(":")[2] == str(port)
     assert read[30]["body"] == "odd"
-    reasons = " ".join(one["reason"] for one in done["actions"])
+    reasons = " ".join(action["reason"] for action in done["actions"])
     assert ("one flipped bit" if port else "original unknown") in reasons
     assert findings(store) == []
 
@@ -320,11 +325,11 @@ def test_a_compression_that_nothing_proves_makes_a_filler(tmp_path: Path) -> Non
     writer = filled(ODD["header-sys-flag"], body=body)
     store = writer.write(tmp_path / "s")
     done, read = after_salvage(store)
-    assert [(one["topic"], one["queue_offset"]) for one in done["messages_lost"]] == [
+    assert [(message["topic"], message["queue_offset"]) for message in done["messages_lost"]] == [
         ("orders", 15)]
     assert len(read) == 60
-    assert [one["category"] for one in findings(store)
-            if one["category"].startswith("header")] == []
+    assert [finding["category"] for finding in findings(store)
+            if finding["category"].startswith("header")] == []
 
 
 @pytest.mark.parametrize(("value", "expected", "word"), [
@@ -335,13 +340,13 @@ def test_negative_reconsume_times_are_what_one_turned_bit_left_or_none(
         tmp_path: Path, value: int, expected: int, word: str, sealed: bool) -> None:
     writer = filled_and_sealed(value) if sealed else filled(Header(reconsume_times=value))
     store = writer.write(tmp_path / "s")
-    assert [one["category"] for one in findings(store)] == ["header-reconsume-times"]
+    assert [finding["category"] for finding in findings(store)] == ["header-reconsume-times"]
     done, read = after_salvage(store)
     assert done["messages_lost"] == []
     assert read[30]["reconsume_times"] == expected
     assert read[30]["body"] == "odd"
-    assert [word in one["reason"] for one in done["actions"] if "reconsumeTimes" in one["reason"]
-            ] == [True]
+    assert [word in action["reason"] for action in done["actions"]
+            if "reconsumeTimes" in action["reason"]            ] == [True]
     assert findings(store) == []
     run("verify", store, *SIZES).expect(0)
 
@@ -350,7 +355,7 @@ def test_implausible_reconsume_times_stay_where_nothing_is_better(tmp_path: Path
     store = filled(Header(reconsume_times=0x12345678)).write(tmp_path / "s")
     _, read = after_salvage(store)
     assert read[30]["reconsume_times"] == 0x12345678
-    assert [one["category"] for one in findings(store)] == ["header-reconsume-times"]
+    assert [finding["category"] for finding in findings(store)] == ["header-reconsume-times"]
 
 
 def filled_and_sealed(reconsume_times: int) -> Writer:
@@ -389,15 +394,16 @@ def test_a_negative_queue_is_the_one_that_lacks_the_message(tmp_path: Path, valu
     store = writer.write(tmp_path / "s")
     if not rows:
         shutil.rmtree(store / "consumequeue")
-    found = [one for one in findings(store) if one["category"] == "header-queue-id"]
-    assert [(one["severity"], one["offset"], one["queue_id"]) for one in found] == [
-        ("error", writer.puts[30].physical, value)]
+    reported = [finding for finding in findings(store) if finding["category"] == "header-queue-id"]
+    assert [(finding["severity"], finding["offset"], finding["queue_id"])
+            for finding in reported] == [
+                ("error", writer.puts[30].physical, value)]
     done, read = after_salvage(store)
     assert done["messages_lost"] == []
     assert (read[30]["queue_id"], read[30]["queue_offset"]) == (0, 15)
-    reasons = [one["reason"] for one in done["actions"] if one["action"] == "mend record"]
-    assert [("consume queue entry" if rows else "no message with queue offset 15") in one
-            for one in reasons] == [True]
+    reasons = [action["reason"] for action in done["actions"] if action["action"] == "mend record"]
+    assert [("consume queue entry" if rows else "no message with queue offset 15") in reason
+            for reason in reasons] == [True]
     assert findings(store) == []
 
 
@@ -440,17 +446,19 @@ def test_a_property_that_must_be_a_number_and_is_none(tmp_path: Path, kind: str)
         else:
             writer.put("orders", b"body %d" % number, queue_id=number % 2, keys=f"k{number}")
     store = writer.write(tmp_path / "s")
-    found = [one for one in findings(store) if one["structure"] == "commitlog"]
-    assert [(one["category"], one["offset"], one["severity"]) for one in found] == [
-        ("property-number", odd.physical, "error")]
+    reported = [finding for finding in findings(store) if finding["structure"] == "commitlog"]
+    assert [(finding["category"], finding["offset"], finding["severity"])
+            for finding in reported] == [
+                ("property-number", odd.physical, "error")]
     preflight = run("preflight", store, *SIZES, *JSON).json()
     assert preflight["messages_lost"] == 30
     done, read = after_salvage(store)
-    assert findings(store) == [] or [one["category"] for one in findings(store)] == ["fillers"]
+    assert findings(store) == [] or [finding["category"]
+                                     for finding in findings(store)] == ["fillers"]
     assert run("preflight", store, *SIZES, *JSON).json()["messages_lost"] == 0
     assert len(read) == 60
     if expected is None:
-        assert [one["queue_offset"] for one in done["messages_lost"]] == [odd.queue_offset]
+        assert [message["queue_offset"] for message in done["messages_lost"]] == [odd.queue_offset]
     else:
         assert done["messages_lost"] == []
         assert expected.items() <= read[30]["properties"].items()
@@ -462,8 +470,8 @@ def test_what_must_not_be_a_number_is_none(tmp_path: Path) -> None:
                        {"XDELAY": "s", "DELAY": "3"}, {"MY_INNER_NUM": "x", "INNER_BASE": "1"}):
         writer.put("orders", b"x", properties=properties)
     writer.put(SCHEDULE, b"x", queue_id=2, properties={"DELAY": "+3"})
-    assert [one for one in findings(writer.write(tmp_path / "s"))
-            if one["structure"] == "commitlog"] == []
+    assert [finding for finding in findings(writer.write(tmp_path / "s"))
+            if finding["structure"] == "commitlog"] == []
 
 
 @pytest.mark.parametrize(("before", "time", "behind", "odd"), [
@@ -475,9 +483,9 @@ def test_what_must_not_be_a_number_is_none(tmp_path: Path) -> None:
 ])
 def test_times_at_the_ends_of_64_bits(before, time, behind, odd):
     """Nothing is added to them that goes round."""
-    told = rules.stored_at_odd_time(*(np.array([value], np.int64)
-                                      for value in (before, time, behind)))
-    assert told.tolist() == [odd]
+    stored_at_odd_time = rules.stored_at_odd_time(*(np.array([value], np.int64)
+                                                    for value in (before, time, behind)))
+    assert stored_at_odd_time.tolist() == [odd]
 
 
 @pytest.mark.parametrize("time", [(1 << 63) - 1, -(1 << 63)])
@@ -485,7 +493,8 @@ def test_the_time_at_the_end_of_64_bits_is_the_only_one_told(tmp_path, time):
     """Not those of its neighbours."""
     store = tmp_path / "store"
     filled(Header(store_timestamp=time, born_timestamp=EPOCH)).write(store)
-    told = [one for one in findings(store) if one["category"] == "header-store-time"]
-    assert len(told) == 1
+    reported = [finding for finding in findings(store)
+                if finding["category"] == "header-store-time"]
+    assert len(reported) == 1
     run("recover", store, *SIZES, "--apply", "--yes")
-    assert not [one for one in findings(store) if one["severity"] != "info"]
+    assert not [finding for finding in findings(store) if finding["severity"] != "info"]

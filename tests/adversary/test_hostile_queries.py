@@ -46,8 +46,8 @@ def test_a_record_in_a_body_is_none(tmp_path: Path, size: int, row: bool) -> Non
     for words in (("offset", store, "--phy", str(outer.physical)),
                   ("id", store, message_id(outer.physical)),
                   ("offset", store, "--phy", str(inside), "--containing")):
-        found = run("query", *words, "-o", "json").expect(0).json()
-        assert [one["physical_offset"] for one in found] == [outer.physical]
+        answer = run("query", *words, "-o", "json").expect(0).json()
+        assert [message["physical_offset"] for message in answer] == [outer.physical]
 
 
 def test_behind_damage_it_is_said_that_it_may_be_one(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def keyed(slots: int, entries: int, count: int = 24, *, seed: int = 1, keys: int
     writer = Writer(Layout(index_slots=slots, index_entries=entries), seed=seed)
     for number in range(count):
         writer.put("orders", b"body %d" % number, queue_id=number % 3, unique_key="",
-                   keys=" ".join(f"k{number}-{each}" for each in range(keys)))
+                   keys=" ".join(f"k{number}-{index}" for index in range(keys)))
     return writer
 
 
@@ -35,7 +35,8 @@ def shape_of(store: Path) -> tuple[int | None, int | None]:
 
 
 def troubles(result: Result) -> list[str]:
-    return [one["category"] for one in result.json()["findings"] if one["severity"] != "info"]
+    return [finding["category"] for finding in result.json()["findings"]
+            if finding["severity"] != "info"]
 
 
 def found_keys(store: Path, names: list[str]) -> int:
@@ -95,8 +96,8 @@ def test_a_flipped_bit_in_the_header_does_not_hide_the_shape(tmp_path: Path, pla
         (other / "index" / file.name).write_bytes(raw)
         if place != 36:  # the count of entries: what tells the shape, where no other file does
             assert shape_of(other) == (37, 1000), bit
-        found = troubles(run("verify", other, "-o", "json").expect(0, 1))
-        assert set(found) <= {"index-header", "index-time", "index-unreadable", "index-behind",
+        texts = troubles(run("verify", other, "-o", "json").expect(0, 1))
+        assert set(texts) <= {"index-header", "index-time", "index-unreadable", "index-behind",
                               "index-entry", "index-slot", "index-key-missing", "index-missing"}
 
 
@@ -127,9 +128,10 @@ def test_a_count_that_two_ways_of_counting_would_give(tmp_path: Path, version: i
     assert writer.index[file].used_slots == 5
     writer.index[file].used_slots = 7
     store = writer.write(tmp_path / "s")
-    found, = (one for one in run("verify", store, "-o", "json").json()["findings"]
-              if one["category"] == "index-header")
-    assert found["severity"] == severity
+    finding, = (reported_finding
+                for reported_finding in run("verify", store, "-o", "json").json()["findings"]
+                if reported_finding["category"] == "index-header")
+    assert finding["severity"] == severity
 
 
 # -- what cannot be told --------------------------------------------------------------------------
@@ -153,7 +155,7 @@ def test_an_empty_file_of_an_odd_shape_is_no_damage_and_nothing_is_written(tmp_p
         refused = run("write", store, "--topic", "orders", "--body", "x", "--key", "k").expect(6)
         assert "--index-slots" in refused.err
         planned = run("recover", store, "-o", "json").expect(0).json()
-        assert not [one for one in planned["actions"] if one["target"].startswith("index")]
+        assert not [action for action in planned["actions"] if action["target"].startswith("index")]
         run("recover", store, "--apply").expect(0)
     run("write", store, "--topic", "orders", "--body", "x", "--key", "k", "--index-slots", "37",
         "--index-max", "1000").expect(0)
@@ -197,8 +199,8 @@ def test_wrecked_files_are_distinguished_from_odd_ones(tmp_path: Path) -> None:
         opened.truncate(40 + 4 * 37 + 20 * 1000)
     assert "index-unreadable" in troubles(run("verify", store, "-o", "json").expect(1))
     with assert_unchanged(store / "index"):
-        told = run("recover", store, "--apply", "-o", "json").expect(1).json()
-    assert told["left_damaged"] == ["index"]
+        answer = run("recover", store, "--apply", "-o", "json").expect(1).json()
+    assert answer["left_damaged"] == ["index"]
     run("recover", store, "--index-slots", "37", "--index-max", "1000", "--apply").expect(0)
     assert found_keys(store, [f"k{number}-0" for number in range(24)]) == 24
     run("verify", store).expect(0)
@@ -219,12 +221,12 @@ def test_a_bit_in_a_file_without_entries(tmp_path: Path, shape: tuple[int, int],
     raw[place] ^= 1
     file.write_bytes(raw)
     run("verify", store).expect(1)
-    said = run("recover", store, "--apply").expect(1)
-    assert "the index is damaged and is not repaired" in said.err
-    known = "--index-slots", str(shape[0]), "--index-max", str(shape[1])
-    told = run("preflight", store, *known, "-o", "json").expect(0, 1).json()
-    assert told["messages_already_lost"] == 0
-    run("recover", store, "--apply", *known).expect(0)
+    result = run("recover", store, "--apply").expect(1)
+    assert "the index is damaged and is not repaired" in result.err
+    texts = "--index-slots", str(shape[0]), "--index-max", str(shape[1])
+    answer = run("preflight", store, *texts, "-o", "json").expect(0, 1).json()
+    assert answer["messages_already_lost"] == 0
+    run("recover", store, "--apply", *texts).expect(0)
     run("verify", store).expect(0)
 
 
@@ -235,7 +237,8 @@ def test_several_files_that_begin_with_one_message(tmp_path: Path) -> None:
     store = keyed(2, 3, 12, keys=4).write(tmp_path / "s")
     run("recover", store, "--apply").expect(0)
     run("verify", store).expect(0)
-    assert found_keys(store, [f"k{number}-{each}" for number in range(12) for each in (0, 3)]) == 24
+    assert found_keys(store,
+                      [f"k{number}-{count}" for number in range(12) for count in (0, 3)]) == 24
 
 
 # -- clocks ---------------------------------------------------------------------------------------

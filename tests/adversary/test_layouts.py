@@ -51,7 +51,8 @@ def layout_of(store: Path) -> dict[str, str]:
 
 
 def categories(result: Result) -> set[str]:
-    return {one["category"] for one in result.json()["findings"] if one["severity"] != "info"}
+    return {finding["category"] for finding in result.json()["findings"]
+            if finding["severity"] != "info"}
 
 
 @pytest.fixture(scope="session")
@@ -128,8 +129,8 @@ def test_rocksdb_consumequeue(tmp_path: Path) -> None:
     judged = run("verify", store, "-o", "json").expect(3)
     document = judged.json()
     assert categories(judged) == set()
-    assert [one["structure"] for one in document["not_judged"]] == ["consumequeue"]
-    assert "consumequeue" not in {one["structure"] for one in document["checked"]}
+    assert [structure["structure"] for structure in document["not_judged"]] == ["consumequeue"]
+    assert "consumequeue" not in {structure["structure"] for structure in document["checked"]}
     assert document["coverage"]["messages"] == 60
     assert judged.err.count("\n") == 1
     run("verify", store, "--only", "commitlog,index,checkpoint,config").expect(0)
@@ -157,10 +158,11 @@ def predicted(store: Path, *more: str) -> dict[str, Any]:
         result = run("preflight", store, *more, "-o", "json").expect(3)
     assert "not checked: consumequeue, index" in result.err
     assert "RocksDB" in result.err
-    found: dict[str, Any] = result.json()
-    assert [one["structure"] for one in found["not_judged"]][:2] == ["consumequeue", "index"]
-    assert found["next"] == [f"rmqctl verify {store}"]
-    return found
+    answer: dict[str, Any] = result.json()
+    assert [structure["structure"]
+            for structure in answer["not_judged"]][:2] == ["consumequeue", "index"]
+    assert answer["next"] == [f"rmqctl verify {store}"]
+    return answer
 
 
 def without_rows(writer: Writer, folder: Path) -> Path:
@@ -175,12 +177,12 @@ def test_preflight_judges_the_log_under_rocksdb(tmp_path: Path) -> None:
     writer = orders()
     store = without_rows(writer, tmp_path / "s")
     end = writer.puts[-1].end
-    found = predicted(store)
-    assert (found["starts"], found["truncate_to"], found["messages"]) == (True, end, 60)
-    assert (found["messages_lost"], found["impact"], found["actions"]) == (0, None, [])
-    said = run("preflight", store).expect(3).out.splitlines()
-    assert said[0] == "as far as known, a 5.3.3 broker would start and truncate no message"
-    assert said[1] == "not checked: consumequeue, index"
+    plan = predicted(store)
+    assert (plan["starts"], plan["truncate_to"], plan["messages"]) == (True, end, 60)
+    assert (plan["messages_lost"], plan["impact"], plan["actions"]) == (0, None, [])
+    lines = run("preflight", store).expect(3).out.splitlines()
+    assert lines[0] == "as far as known, a 5.3.3 broker would start and truncate no message"
+    assert lines[1] == "not checked: consumequeue, index"
     # An unclean end, and a file that no broker loads.
     (store / "abort").touch()
     assert predicted(store)["recovery"] == "abnormal"
@@ -195,24 +197,24 @@ def test_preflight_under_rocksdb_says_what_is_sure_and_what_may_be(tmp_path: Pat
     last = [put for put in writer.puts if put.physical >= writer.puts[-1].physical // 4096 * 4096]
     assert len(last) >= 3
     writer.flip(last[1].body_at, 3)
-    found = predicted(without_rows(writer, tmp_path / "sure"))
-    assert (found["truncate_to"], found["messages_lost"]) == (last[1].physical, len(last) - 2)
-    assert found["impact"] == {"messages": len(last) - 2, "of": 59,
-                               "topics": {"orders": len(last) - 2}, "from": found["impact"]["from"],
-                               "to": found["impact"]["to"], "complete": True}
-    assert None not in (found["impact"]["from"], found["impact"]["to"])
+    plan = predicted(without_rows(writer, tmp_path / "sure"))
+    assert (plan["truncate_to"], plan["messages_lost"]) == (last[1].physical, len(last) - 2)
+    assert plan["impact"] == {"messages": len(last) - 2, "of": 59,
+                              "topics": {"orders": len(last) - 2}, "from": plan["impact"]["from"],
+                              "to": plan["impact"]["to"], "complete": True}
+    assert None not in (plan["impact"]["from"], plan["impact"]["to"])
     writer = orders()
     early = writer.puts[5]
     writer.flip(early.body_at, 3)
-    found = predicted(without_rows(writer, tmp_path / "open"))
-    assert (found["truncate_to"], found["messages_lost"]) == (None, 0)
-    notes = " ".join(found["notes"])
+    plan = predicted(without_rows(writer, tmp_path / "open"))
+    assert (plan["truncate_to"], plan["messages_lost"]) == (None, 0)
+    notes = " ".join(plan["notes"])
     assert f"if it begins in commitlog/{0:020}, the log ends at {early.physical} " in notes
     assert "truncates 54 intact messages" in notes
     assert "truncates 0 intact messages" in notes
     assert "1 place in the log is damaged" in notes
-    said = run("preflight", tmp_path / "open").expect(3).out
-    assert "would start and possibly truncate messages" in said
+    output = run("preflight", tmp_path / "open").expect(3).out
+    assert "would start and possibly truncate messages" in output
 
 
 @pytest.mark.usefixtures("no_library")
@@ -221,12 +223,13 @@ def test_preflight_ends_a_rocksdb_log_where_the_engine_did(
         unpacked: Callable[[str], Path], state: str) -> None:
     """A torn record behind which nothing lies, before and after the engine has cut it off."""
     root = unpacked("5.3.3/rocksdb-crash-trunc").parent
-    found = predicted(root / state)
+    plan = predicted(root / state)
     expected = json.loads((root / "expect.json").read_text())["maxPhyOffsetAfterLoad"]
-    assert (found["truncate_to"], found["messages_lost"]) == (expected, 0)
+    assert (plan["truncate_to"], plan["messages_lost"]) == (expected, 0)
     # Behind damage rows would be asked: that they are not read is no reason to judge nothing.
     judged = run("verify", root / state, "-o", "json").expect(1).json()
-    assert expected in [one["offset"] for one in judged["findings"] if one["severity"] != "info"]
+    assert expected in [finding["offset"] for finding in judged["findings"]
+                        if finding["severity"] != "info"]
     assert run("read", root / state, "-o", "jsonl").jsonl()
 
 
@@ -245,7 +248,7 @@ def test_damage_of_the_log_under_rocksdb_is_found(tmp_path: Path) -> None:
     database(store / "consumequeue")
     judged = run("verify", store, "-o", "json").expect(1)
     assert categories(judged) == {"body-crc"}
-    assert [one["next"] for one in judged.json()["findings"]] == [None, None]
+    assert [finding["next"] for finding in judged.json()["findings"]] == [None, None]
 
 
 @pytest.mark.parametrize("make", ["rocksdb", "double", "older queues"])
@@ -313,7 +316,7 @@ def test_a_store_that_went_over_to_rocksdb(tmp_path: Path) -> None:
                                 "config": "rocksdb-v1"}
     judged = run("verify", store, "-o", "json").expect(3)
     assert categories(judged) == set()
-    assert any("left over" in one["detail"] for one in judged.json()["findings"])
+    assert any("left over" in finding["detail"] for finding in judged.json()["findings"])
     assert "out of date" in run("config", store, "topics").expect(3).err
     nothing_is_planned(store)
 
@@ -329,7 +332,7 @@ def test_preflight_of_a_configuration_that_is_not_read(tmp_path: Path,
     database(store / "config/rdb")
     monkeypatch.setattr("rmqctl.store.layout.require", without_library)
     judged = run("preflight", store, "-o", "json").expect(3)
-    assert [one["structure"] for one in judged.json()["not_judged"]] == ["config"]
+    assert [structure["structure"] for structure in judged.json()["not_judged"]] == ["config"]
     assert "not checked: config" in judged.err
     assert "as far as known" in run("preflight", store).expect(3).out
     # What queues tell of lost messages is no less true.
@@ -339,7 +342,7 @@ def test_preflight_of_a_configuration_that_is_not_read(tmp_path: Path,
             log.write(bytes(file.stat().st_size - whole.puts[15].physical))
     lost = run("preflight", store, "-o", "json").expect(1).json()
     assert lost["messages_already_lost"] == 5
-    assert [one["structure"] for one in lost["not_judged"]] == ["config"]
+    assert [structure["structure"] for structure in lost["not_judged"]] == ["config"]
 
 
 def test_files_that_lag_beside_a_data_base(tmp_path: Path) -> None:
@@ -430,10 +433,11 @@ def test_of_several_nodes_none_is_guessed(tmp_path: Path) -> None:
         result = run(*words).expect(3)
         assert "--commitlog-dir dledger-n0/data" in result.err
         assert result.out == ""
-    told = run("doctor", store, "-o", "json").expect(3).json()
-    assert "--commitlog-dir dledger-n0/data" in told["verdict"]
-    assert (told["sound"], told["starts"], told["messages"]) == (None, None, None)
-    assert {one["structure"] for one in told["not_judged"]} >= {"commitlog", "consumequeue"}
+    answer = run("doctor", store, "-o", "json").expect(3).json()
+    assert "--commitlog-dir dledger-n0/data" in answer["verdict"]
+    assert (answer["sound"], answer["starts"], answer["messages"]) == (None, None, None)
+    assert {structure["structure"]
+            for structure in answer["not_judged"]} >= {"commitlog", "consumequeue"}
     assert "lost" not in run("doctor", store).expect(3).out
     nothing_is_planned(store)
     for number in range(2):

@@ -45,7 +45,7 @@ def _broker(*words: object) -> Iterator[subprocess.Popen[str]]:
 def _look(folder: Path) -> int:
     """One look with every command; the number of messages verify saw."""
     verified = cli.run("verify", folder, "-o", "json").expect(0).json()
-    assert {one["severity"] for one in verified["findings"]} <= {"info"}
+    assert {finding["severity"] for finding in verified["findings"]} <= {"info"}
     assert not verified["coverage"]["bytes_damaged"]
     predicted = cli.run("preflight", folder, "-o", "json").json()
     assert predicted["messages_lost"] == 0
@@ -54,9 +54,9 @@ def _look(folder: Path) -> int:
     for words in READERS:
         result = cli.run(words[0], *words[1:2] * (words[0] == "query"), folder,
                          *words[1 + (words[0] == "query"):], "-o", "json").expect(0)
-        said = [line for line in result.err.splitlines()
-                if not any(fine in line for fine in FINE)]
-        assert not said, result.describe()
+        lines = [line for line in result.err.splitlines()
+                 if not any(fine in line for fine in FINE)]
+        assert not lines, result.describe()
     return int(verified["coverage"]["messages"])
 
 
@@ -99,9 +99,10 @@ def test_a_record_that_becomes_whole_is_no_finding(tmp_path: Path) -> None:
     with held(tmp_path):
         later = Timer(0.2, write_rest)
         later.start()
-        found = cli.run("verify", tmp_path, "-o", "json").expect(0).json()
+        answer = cli.run("verify", tmp_path, "-o", "json").expect(0).json()
         later.join()
-    assert [one["category"] for one in found["findings"] if one["structure"] == "commitlog"] == []
+    assert [finding["category"] for finding in answer["findings"]
+            if finding["structure"] == "commitlog"] == []
 
 
 def test_a_record_that_stays_torn_is_no_part_of_a_plan(tmp_path: Path) -> None:
@@ -112,16 +113,17 @@ def test_a_record_that_stays_torn_is_no_part_of_a_plan(tmp_path: Path) -> None:
     assert planned.json()["actions"] == []
     assert "the process that locks the store is writing" in planned.err
     # Nobody holds it any more: now it is damage.
-    assert [one["action"] for one in cli.run("recover", tmp_path, "-o", "json").json()["actions"]
+    assert [action["action"]
+            for action in cli.run("recover", tmp_path, "-o", "json").json()["actions"]
             ][:1] == ["zero"]
 
 
 def test_a_record_that_stays_torn_is_said(tmp_path: Path) -> None:
     _torn(tmp_path)
     with held(tmp_path):
-        found = cli.run("verify", tmp_path, "-o", "json").json()
-    assert "in-progress" in [one["category"] for one in found["findings"]]
-    assert "torn-tail" in [one["category"] for one in cli.run(
+        answer = cli.run("verify", tmp_path, "-o", "json").json()
+    assert "in-progress" in [finding["category"] for finding in answer["findings"]]
+    assert "torn-tail" in [finding["category"] for finding in cli.run(
         "verify", tmp_path, "-o", "json").json()["findings"]]
 
 
@@ -158,8 +160,8 @@ def test_rows_beyond_the_log_stay_findings_beside_a_broker(tmp_path: Path) -> No
     writer.tear(writer.puts[12].physical)
     writer.write(tmp_path)
     with held(tmp_path):
-        found = cli.run("verify", tmp_path, "-o", "json").expect(1).json()
-    assert {"cq-ahead", "index-ahead"} <= {one["category"] for one in found["findings"]}
+        answer = cli.run("verify", tmp_path, "-o", "json").expect(1).json()
+    assert {"cq-ahead", "index-ahead"} <= {finding["category"] for finding in answer["findings"]}
 
 
 def test_the_newest_index_file_is_found_behind_a_clock_that_was_set_back(tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_the_newest_index_file_is_found_behind_a_clock_that_was_set_back(tmp_pat
         writer.put("orders", b"x", unique_key="", keys=f"k{number}")
     folder = writer.write(tmp_path / "s")
     newest = writer.index[-1]
-    assert newest.name == min(one.name for one in writer.index)
+    assert newest.name == min(index_file.name for index_file in writer.index)
     file = folder / "index" / newest.name
     with held(folder), Store.open(folder) as store:
         assert store.snapshot is not None
@@ -181,8 +183,8 @@ def test_the_newest_index_file_is_found_behind_a_clock_that_was_set_back(tmp_pat
             opened.write(struct.pack(">iqii", number, physical, seconds, newest.count - 1))
             opened.seek(40 + 4 * (number % 5))
             opened.write(struct.pack(">i", newest.count))
-        found = Verification(store, VerifyOptions(only=frozenset({"index"}))).findings()
-        assert [one.category for one in found if one.is_trouble] == []
+        findings = Verification(store, VerifyOptions(only=frozenset({"index"}))).findings()
+        assert [finding.category for finding in findings if finding.is_trouble] == []
 
 
 def test_a_lock_of_our_own_hides_nothing(tmp_path: Path) -> None:

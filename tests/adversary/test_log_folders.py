@@ -37,7 +37,7 @@ def blank(path: Path) -> None:
     path.write_bytes(bytes(len(path.read_bytes())))
 
 
-def found(store: Path) -> list[str]:
+def log_folders_of(store: Path) -> list[str]:
     """The log's folders, relative to the store."""
     return [str(Path(folder).relative_to(store)) for folder in log_folders.find(str(store))]
 
@@ -53,11 +53,11 @@ def test_one_damaged_file_costs_no_other(name: str, harm: Callable[[Path], None]
     path.chmod(0o600)
     inside = range(int(path.name), int(path.name) + path.stat().st_size)
     harm(path)
-    assert found(store) == ["cl1", "cl2"]
+    assert log_folders_of(store) == ["cl1", "cl2"]
     plan = rmqctl("recover", store, "-o", "json").json()
     assert all(row["physical_offset"] in inside for row in plan["messages_lost"])
-    made = {row["target"] for row in plan["actions"] if row["target"].startswith("cl")}
-    assert made <= {name}
+    targets = {row["target"] for row in plan["actions"] if row["target"].startswith("cl")}
+    assert targets <= {name}
 
 
 def test_another_log_beside_is_none_of_it(golden_copy: GoldenFolder) -> None:
@@ -68,7 +68,7 @@ def test_another_log_beside_is_none_of_it(golden_copy: GoldenFolder) -> None:
     for number in range(3):
         data = (store / "cl1/00000000000000000000").read_bytes()
         (other / f"{196608 + number * 24576:020}").write_bytes(data)
-    assert found(store) == ["cl1", "cl2"]
+    assert log_folders_of(store) == ["cl1", "cl2"]
 
 
 @pytest.mark.parametrize("left", ["all", "the log alone"])
@@ -100,9 +100,9 @@ def test_a_folder_that_is_not_mounted_gets_no_fillers(tmp_path: Path, rmqctl: Ru
     (store / "commitlog").rmdir()
     (tmp_path / "far" / "away").mkdir(parents=True)
     folders[1].rename(tmp_path / "far" / "away" / "disk2")
-    assert found(store) == ["disk1"]
-    said = rmqctl("recover", store).expect(6).err
-    assert "not mounted" in said
-    assert "physical offsets 4096 to 8192" in said
+    assert log_folders_of(store) == ["disk1"]
+    stderr = rmqctl("recover", store).expect(6).err
+    assert "not mounted" in stderr
+    assert "physical offsets 4096 to 8192" in stderr
     plan = rmqctl("recover", store, "--commitlog-dir", folders[0], "-o", "json").expect(1).json()
     assert plan["messages_lost"]

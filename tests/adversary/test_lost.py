@@ -36,8 +36,8 @@ def by_topic(puts: list[Put]) -> dict[str, int]:
 
 
 def preflight(store: Path, code: int = 1, *more: str) -> dict[str, Any]:
-    found: dict[str, Any] = run("preflight", store, *SIZES, *JSON, *more).expect(code).json()
-    return found
+    answer: dict[str, Any] = run("preflight", store, *SIZES, *JSON, *more).expect(code).json()
+    return answer
 
 
 def torn(writer: Writer, at: int) -> list[Put]:
@@ -56,16 +56,16 @@ def test_a_torn_tail(tmp_path: Path, version: int, abort: bool, quick: tuple[str
     writer = filled(Layout(queue_file_units=20, version=version, abort=abort, spare_file=abort))
     writer.offsets["orders", "billing"] = {0: writer.next_offset["orders", 0], 1: 2}
     lost = torn(writer, 70)
-    found = preflight(writer.write(tmp_path / "s"), 1, *quick)
-    assert found["messages_lost"] == 0
-    assert found["messages_already_lost"] == len(lost) == 50
-    assert found["already_lost_by_topic"] == by_topic(lost)
+    prediction = preflight(writer.write(tmp_path / "s"), 1, *quick)
+    assert prediction["messages_lost"] == 0
+    assert prediction["messages_already_lost"] == len(lost) == 50
+    assert prediction["already_lost_by_topic"] == by_topic(lost)
     kept = [put for put in writer.puts[:70] if (put.topic, put.queue_id) == ("orders", 0)]
-    assert found["offsets_beyond_end"] == [
+    assert prediction["offsets_beyond_end"] == [
         {"group": "billing", "topic": "orders", "queue_id": 0,
          "offset": writer.next_offset["orders", 0], "max_offset": len(kept)}]
-    assert found["already_lost_from"] == writer.puts[69].time
-    assert found["already_lost_to"] // 1000 == writer.puts[-1].time // 1000
+    assert prediction["already_lost_from"] == writer.puts[69].time
+    assert prediction["already_lost_to"] // 1000 == writer.puts[-1].time // 1000
 
 
 def test_the_headline_names_the_counts(tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_what_a_start_loses_and_what_is_lost_are_two_things(tmp_path: Path) -> N
     bad = writer.puts[80]
     writer.flip(bad.body_at)
     store = writer.write(tmp_path / "s")
-    found = preflight(store)
-    assert found["messages_already_lost"] == 1
-    assert found["already_lost_by_topic"] == {bad.topic: 1}
-    assert found["messages_lost"] == 39
-    assert (found["already_lost_from"], found["already_lost_to"]) == (
+    prediction = preflight(store)
+    assert prediction["messages_already_lost"] == 1
+    assert prediction["already_lost_by_topic"] == {bad.topic: 1}
+    assert prediction["messages_lost"] == 39
+    assert (prediction["already_lost_from"], prediction["already_lost_to"]) == (
         writer.puts[79].time, writer.puts[81].time)
-    assert found["offsets_beyond_end"] == []
+    assert prediction["offsets_beyond_end"] == []
     # Salvage keeps the 39 and gives the one a filler: then nothing is missing any more.
     run("recover", store, *SIZES, "--correct", "off", "--apply", "--yes", *JSON).expect(1)
     after = preflight(store, 0)
@@ -102,10 +102,10 @@ def test_a_missing_file_in_the_middle(tmp_path: Path) -> None:
     store = writer.write(tmp_path / "s")
     (store / "commitlog" / f"{16 << 10:020d}").unlink()
     lost = [put for put in writer.puts if 16 << 10 <= put.physical < 32 << 10]
-    found = preflight(store)
-    assert found["messages_already_lost"] == len(lost) > 0
-    assert found["already_lost_by_topic"] == by_topic(lost)
-    assert any("--commitlog-dir" in note for note in found["notes"])
+    prediction = preflight(store)
+    assert prediction["messages_already_lost"] == len(lost) > 0
+    assert prediction["already_lost_by_topic"] == by_topic(lost)
+    assert any("--commitlog-dir" in note for note in prediction["notes"])
 
 
 def test_a_quick_look_says_nothing_of_what_it_does_not_look_at(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_damaged_row_is_no_lost_message(tmp_path: Path, place: int) -> None:
     at = sorted(units)[place]
     physical, size, code = struct.unpack(">qiq", units[at])
     units[at] = struct.pack(">qiq", physical | 1 << 40, size, code)
-    found = preflight(writer.write(tmp_path / "s"), 1)
-    assert found["messages_already_lost"] == 0
+    prediction = preflight(writer.write(tmp_path / "s"), 1)
+    assert prediction["messages_already_lost"] == 0
 
 
 @pytest.mark.parametrize("place", [5, -1], ids=["middle", "last"])
@@ -155,12 +155,13 @@ def test_a_turned_bit_in_a_last_row_makes_no_second_message(tmp_path: Path, lost
     physical, size, code = struct.unpack(">qiq", units[gone[-1].queue_offset])
     units[gone[-1].queue_offset] = struct.pack(">qiq", physical ^ 1 << bit, size, code)
     store = writer.write(tmp_path / "s")
-    found = preflight(store)
-    assert found["messages_already_lost"] == lost
-    assert found["already_lost_by_topic"] == by_topic(gone)
+    prediction = preflight(store)
+    assert prediction["messages_already_lost"] == lost
+    assert prediction["already_lost_by_topic"] == by_topic(gone)
     listed = run("recover", store, *SIZES, *JSON).expect(1).json()["messages_lost"]
-    assert [one["physical_offset"] for one in listed] == [put.physical for put in gone]
-    assert {one["topic"] for one in listed} == set(by_topic(gone))
+    assert [difference["physical_offset"] for difference in listed] == [put.physical
+                                                                        for put in gone]
+    assert {difference["topic"] for difference in listed} == set(by_topic(gone))
 
 
 @pytest.mark.parametrize(("rows", "keyed", "turned"), [
@@ -182,9 +183,9 @@ def test_the_index_alone_proves_them_where_no_queue_is_left(tmp_path: Path) -> N
     writer = filled(Layout(log_file_size=16 << 10, queue_file_units=20, with_queues=False,
                            abort=True))
     lost = torn(writer, 100)
-    found = preflight(writer.write(tmp_path / "s"))
-    assert found["messages_already_lost"] == len(lost)
-    assert found["already_lost_by_topic"] == {}
+    prediction = preflight(writer.write(tmp_path / "s"))
+    assert prediction["messages_already_lost"] == len(lost)
+    assert prediction["already_lost_by_topic"] == {}
 
 
 @pytest.mark.parametrize("indexed", [True, False])
@@ -199,12 +200,12 @@ def test_offsets_of_groups_prove_what_no_row_knows_and_count_once(tmp_path: Path
         writer.offsets.setdefault((topic, "some"), {})[queue] = (
             writer.next_offset[topic, queue] - 1)
     lost = torn(writer, 100)
-    found = preflight(writer.write(tmp_path / "s"))
-    assert found["messages_already_lost"] == len(lost) == 20
-    assert found["already_lost_by_topic"] == by_topic(lost)
-    beyond = found["offsets_beyond_end"]
-    assert {one["group"] for one in beyond} == {"all", "some"}
-    assert all(one["offset"] > one["max_offset"] for one in beyond)
+    prediction = preflight(writer.write(tmp_path / "s"))
+    assert prediction["messages_already_lost"] == len(lost) == 20
+    assert prediction["already_lost_by_topic"] == by_topic(lost)
+    beyond = prediction["offsets_beyond_end"]
+    assert {offset["group"] for offset in beyond} == {"all", "some"}
+    assert all(offset["offset"] > offset["max_offset"] for offset in beyond)
 
 
 def test_offsets_of_a_deleted_topic_or_one_that_was_made_again_prove_nothing(
@@ -213,8 +214,8 @@ def test_offsets_of_a_deleted_topic_or_one_that_was_made_again_prove_nothing(
     store = writer.write(tmp_path / "s")
     path = store / "config" / "consumerOffset.json"
     path.write_text(json.dumps({"offsetTable": {"gone@g": {"0": 4711}}}))
-    found = preflight(store, 0)
-    assert (found["messages_already_lost"], found["offsets_beyond_end"]) == (0, [])
+    prediction = preflight(store, 0)
+    assert (prediction["messages_already_lost"], prediction["offsets_beyond_end"]) == (0, [])
     # A log that has expired since, and a queue that begins with 0 in it.
     fresh = Writer(Layout(log_file_size=16 << 10, queue_file_units=20, first_file=64 << 10))
     fresh.put("pays", b"the first of the new topic")
@@ -233,11 +234,11 @@ def test_offsets_alone_prove_nothing_unless_the_store_once_had_more(tmp_path: Pa
     writer.offsets["orders", "g"] = {0: end + 1000 * (not torn_off)}
     if torn_off:
         writer.tear(writer.puts[60].physical, rows=False)
-    found = preflight(writer.write(tmp_path / "s"))
+    prediction = preflight(writer.write(tmp_path / "s"))
     lost = [put for put in writer.puts[60:] if (put.topic, put.queue_id) == ("orders", 0)]
-    assert found["messages_already_lost"] == (len(lost) if torn_off else 0)
-    assert len(found["offsets_beyond_end"]) == 1
-    nothing_else = any("nothing else shows more messages" in note for note in found["notes"])
+    assert prediction["messages_already_lost"] == (len(lost) if torn_off else 0)
+    assert len(prediction["offsets_beyond_end"]) == 1
+    nothing_else = any("nothing else shows more messages" in note for note in prediction["notes"])
     assert torn_off is not nothing_else
 
 
@@ -250,8 +251,8 @@ def crashed(count: int = 120) -> Writer:
     return writer
 
 
-def messages(found: dict[str, Any]) -> list[str]:
-    return [note for note in found["notes"] if "the offset of" in note or "offsets" in note]
+def messages(impact: dict[str, Any]) -> list[str]:
+    return [note for note in impact["notes"] if "the offset of" in note or "offsets" in note]
 
 
 @pytest.mark.parametrize("far", [2_000, 65_536, 10**9, 10**15, 2**62, 2**63 - 1])
@@ -277,7 +278,7 @@ def test_a_position_beyond_what_the_log_can_have_held_cannot_be_told(tmp_path: P
     writer.offsets["orders", "billing"] = {1: end}
     both = preflight(writer.write(tmp_path / "both"))
     assert both["messages_already_lost"] == end - kept > 0
-    assert [one["group"] for one in both["positions_unclear"]] == ["absurd"]
+    assert [group["group"] for group in both["positions_unclear"]] == ["absurd"]
     assert any(f"billing at {end}" in note and "set by hand" in note for note in both["notes"])
 
 
@@ -286,10 +287,10 @@ def test_positions_that_have_no_room_together_cannot_be_told(tmp_path: Path) -> 
     writer = crashed()
     for queue in range(4):
         writer.offsets["orders", f"g{queue}"] = {queue: 400}
-    found = preflight(writer.write(tmp_path / "s"))
-    assert found["messages_already_lost"] == 0
-    assert len(found["positions_unclear"]) == 4
-    [note] = messages(found)
+    prediction = preflight(writer.write(tmp_path / "s"))
+    assert prediction["messages_already_lost"] == 0
+    assert len(prediction["positions_unclear"]) == 4
+    [note] = messages(prediction)
     assert note.count(" at 400 in orders/") == 3
     assert "; and 1 more: at most " in note
     writer.offsets = {("orders", "g0"): {0: 400}}
@@ -303,14 +304,14 @@ def test_numbers_that_are_no_positions(tmp_path: Path, value: str) -> None:
     store = crashed().write(tmp_path / "s")
     path = store / "config" / "consumerOffset.json"
     path.write_text(f'{{"offsetTable": {{"orders@g": {{"1": {value}}}}}}}')
-    found = preflight(store, 1 if len(value) > 1000 else 0)  # no broker loads such a number
-    assert found["messages_already_lost"] == 0
-    assert found["offsets_beyond_end"] == found["positions_unclear"] == []
+    prediction = preflight(store, 1 if len(value) > 1000 else 0)  # no broker loads such a number
+    assert prediction["messages_already_lost"] == 0
+    assert prediction["offsets_beyond_end"] == prediction["positions_unclear"] == []
     for command in ("impact", "recover", "doctor"):
         run(command, store, *SIZES).expect(0, 1)
     run("offsets", store).expect(0, 1)
-    said = run("config", store, "offsets").expect(0, 1)
-    assert (said.code == 1) == ("consumerOffset.json" in said.err) == (
+    result = run("config", store, "offsets").expect(0, 1)
+    assert (result.code == 1) == ("consumerOffset.json" in result.err) == (
         value not in ("-1", str(-2**63)))
 
 
@@ -321,7 +322,7 @@ def test_what_an_earlier_recovery_cut_off_is_lost_already(tmp_path: Path) -> Non
     store = writer.write(tmp_path / "index")
     assert preflight(store)["messages_already_lost"] == 20
     plan = run("recover", store, *SIZES, "-o", "json").expect(1).json()
-    assert [one["known_by"] for one in plan["messages_lost"]] == ["index"] * 20
+    assert [message["known_by"] for message in plan["messages_lost"]] == ["index"] * 20
     writer = filled()
     torn(writer, 100)
     store = writer.write(tmp_path / "rows")
@@ -330,9 +331,9 @@ def test_what_an_earlier_recovery_cut_off_is_lost_already(tmp_path: Path) -> Non
     with (store / "checkpoint").open("r+b") as file:
         file.seek(32)
         file.write(struct.pack(">q", writer.puts[99].physical))
-    found = preflight(store)
-    assert found["messages_already_lost"] == 20
-    assert any("The last clean shutdown confirmed this end" in note for note in found["notes"])
+    prediction = preflight(store)
+    assert prediction["messages_already_lost"] == 20
+    assert any("The last clean shutdown confirmed this end" in note for note in prediction["notes"])
     (store / "abort").touch()
     assert preflight(store)["messages_already_lost"] == 20
 
@@ -343,9 +344,9 @@ def test_beside_a_running_broker_what_leads_beyond_is_newer(tmp_path: Path) -> N
     torn(writer, 100)
     store = writer.write(tmp_path / "s")
     with held(store):
-        found = run("preflight", store, *SIZES, *JSON).json()
-    assert found["messages_already_lost"] == 0
-    assert found["offsets_beyond_end"] == []
+        answer = run("preflight", store, *SIZES, *JSON).json()
+    assert answer["messages_already_lost"] == 0
+    assert answer["offsets_beyond_end"] == []
 
 
 def test_a_store_on_which_no_broker_starts_has_its_losses_reported(tmp_path: Path) -> None:
@@ -354,9 +355,9 @@ def test_a_store_on_which_no_broker_starts_has_its_losses_reported(tmp_path: Pat
     store = writer.write(tmp_path / "s")
     (store / "config" / "topics.json").write_text("{")
     (store / "config" / "topics.json.bak").write_text("{")
-    found = preflight(store)
-    assert not found["starts"]
-    assert found["messages_already_lost"] == len(lost)
+    prediction = preflight(store)
+    assert not prediction["starts"]
+    assert prediction["messages_already_lost"] == len(lost)
 
 
 def test_an_empty_log_says_where_it_may_be(tmp_path: Path) -> None:
@@ -364,8 +365,8 @@ def test_an_empty_log_says_where_it_may_be(tmp_path: Path) -> None:
     store = writer.write(tmp_path / "s")
     for name in (store / "commitlog").iterdir():
         name.unlink()
-    found = preflight(store)
-    assert any("not mounted" in note for note in found["notes"])
+    prediction = preflight(store)
+    assert any("not mounted" in note for note in prediction["notes"])
 
 
 def test_the_exit_code_of_this_start_alone(tmp_path: Path) -> None:
@@ -385,8 +386,8 @@ def test_a_sound_store_with_everything_odd_has_lost_nothing(tmp_path: Path) -> N
         writer.put("orders", b"half", header=Header(sys_flag=kind))
     writer.offsets["orders", "g"] = {queue: writer.next_offset["orders", queue]
                                      for queue in range(4)}
-    found = preflight(writer.write(tmp_path / "s"), 0)
-    assert found["messages_already_lost"] == 0
-    assert found["already_lost_by_topic"] == {}
-    assert found["offsets_beyond_end"] == []
+    prediction = preflight(writer.write(tmp_path / "s"), 0)
+    assert prediction["messages_already_lost"] == 0
+    assert prediction["already_lost_by_topic"] == {}
+    assert prediction["offsets_beyond_end"] == []
     assert UNIT == 20

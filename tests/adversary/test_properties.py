@@ -112,8 +112,8 @@ def damaged(tmp_path: Path, world: World, put: Put | None = None) -> Iterator[
 
 
 def judged(store: Path) -> dict[str, Any]:
-    found: dict[str, Any] = run("verify", store, *SIZES, *JSON).expect(0, 1).json()
-    return found
+    answer: dict[str, Any] = run("verify", store, *SIZES, *JSON).expect(0, 1).json()
+    return answer
 
 
 @pytest.mark.long
@@ -122,9 +122,9 @@ def test_damage_in_properties_is_counted(tmp_path: Path) -> None:
         start = run("preflight", store, *SIZES, *JSON).expect(1).json()
         assert (start["messages"], start["messages_damaged"]) == (COUNT - 1, 1)
         assert any(str(put.physical) in note for note in start["notes"])
-        found = run("doctor", store, *SIZES, *JSON).expect(1).json()
-        assert "1 message has damaged properties" in found["verdict"]
-        assert found["next"][0].startswith("rmqctl recover ")
+        answer = run("doctor", store, *SIZES, *JSON).expect(1).json()
+        assert "1 message has damaged properties" in answer["verdict"]
+        assert answer["next"][0].startswith("rmqctl recover ")
         break
 
 
@@ -135,32 +135,32 @@ def test_a_message_without_its_appended_crc_is_found(tmp_path: Path) -> None:
         writer.put("orders", b"%d" % number, tags="a")
     put = writer.puts[4]
     writer.patch(put.end - 20, b"__CRC33#")
-    (found,) = judged(writer.write(tmp_path / "store"))["findings"]
-    assert (found["category"], found["offset"], found["count"]) == (
+    (result,) = judged(writer.write(tmp_path / "store"))["findings"]
+    assert (result["category"], result["offset"], result["count"]) == (
         "property-crc-missing", put.physical, 1)
     writer = Writer(replace(LAYOUT, sealed=True))
     for number in range(3 * COUNT):
         writer.layout = replace(LAYOUT, sealed=not COUNT <= number < 2 * COUNT)
         writer.put("orders", b"%d" % number, tags="a")
     for jobs in ("1", "3"):
-        found = run("verify", writer.write(tmp_path / "switched"), *SIZES, "--jobs", jobs, *JSON)
-        assert found.expect(0).json()["findings"] == []
+        result = run("verify", writer.write(tmp_path / "switched"), *SIZES, "--jobs", jobs, *JSON)
+        assert result.expect(0).json()["findings"] == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("world", WORLDS)
 def test_damage_in_properties_is_found(world: str, tmp_path: Path) -> None:
     store = WORLDS[world].puts().write(tmp_path / "sound")
-    assert not {one["category"] for one in judged(store)["findings"]
-                if one["severity"] != "info"} - {"index-missing", "cq-missing"}
+    assert not {finding["category"] for finding in judged(store)["findings"]
+                if finding["severity"] != "info"} - {"index-missing", "cq-missing"}
     for kind, store, put in damaged(tmp_path, WORLDS[world]):
-        found = judged(store)
-        assert any(one["category"] in ("property-damaged", "property-crc")
-                   and one["offset"] == put.physical and one["length"] == put.size
-                   for one in found["findings"]), (kind, found["findings"])
-        assert found["coverage"]["messages"] == len(WORLDS[world].puts().puts) - 1
-        assert not {one["category"] for one in found["findings"]} & {
-            "cq-wrong-tag", "index-entry", "message-fields"}, (kind, found["findings"])
+        judgement = judged(store)
+        assert any(finding["category"] in ("property-damaged", "property-crc")
+                   and finding["offset"] == put.physical and finding["length"] == put.size
+                   for finding in judgement["findings"]), (kind, judgement["findings"])
+        assert judgement["coverage"]["messages"] == len(WORLDS[world].puts().puts) - 1
+        assert not {finding["category"] for finding in judgement["findings"]} & {
+            "cq-wrong-tag", "index-entry", "message-fields"}, (kind, judgement["findings"])
 
 
 # -- repair ---------------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ def derived(store: Path) -> dict[str, bytes]:
 
 
 def sampled(tmp_path: Path, world: World, every: int = 5) -> Iterator[tuple[str, Path, Put]]:
-    for number, one in enumerate(damaged(tmp_path, world)):
+    for number, store in enumerate(damaged(tmp_path, world)):
         if number % every == len(world.name) % every:
-            yield one
+            yield store
 
 
 def recovered(store: Path, into: Path, *options: str) -> tuple[Path, dict[str, Any]]:
@@ -202,7 +202,8 @@ def test_the_message_and_what_entries_know_of_it_are_kept(world: str, tmp_path: 
         assert b"RMQCTL\x01damaged\x02" in record, kind
         assert b"\0" not in record[properties_of(put).start - put.physical:], kind
         # All is well with it, it stays so, and it can be taken back.
-        assert {one["category"] for one in judged(after)["findings"]} == {"kept-damaged"}, kind
+        assert {finding["category"]
+                for finding in judged(after)["findings"]} == {"kept-damaged"}, kind
         assert run("recover", after, *SIZES, *JSON).expect(0).json()["actions"] == [], kind
         assert run("preflight", after, *SIZES, *JSON).expect(0).json()["messages_replaced"] == 1
         run("undo", after, "--yes").expect(0)
@@ -217,13 +218,13 @@ def test_a_rebuild_of_entries_keeps_what_they_know(world: str, tmp_path: Path) -
     for kind, store, _ in sampled(tmp_path, WORLDS[world], 40):
         before = derived(store)
         marked, _ = recovered(store, tmp_path / kind)
-        for one in (store, marked):
+        for path in (store, marked):
             for name, data in before.items():  # something to be made anew: its first entry
                 at = 40 + 101 * 4 + 20 if name.startswith("index") else 0
-                (one / name).write_bytes(data[:at] + bytes(20) + data[at + 20:])
-            run("recover", one, *SIZES, "--only", "consumequeue,index", "--apply", "--yes").expect(
+                (path / name).write_bytes(data[:at] + bytes(20) + data[at + 20:])
+            run("recover", path, *SIZES, "--only", "consumequeue,index", "--apply", "--yes").expect(
                 0, 1)
-            assert derived(one) == before, kind
+            assert derived(path) == before, kind
 
 
 @pytest.mark.long
@@ -232,7 +233,7 @@ def test_a_replica_gives_the_properties_back(tmp_path: Path) -> None:
         intact = WORLDS[world].puts().write(tmp_path / world / "intact")
         for kind, store, _ in sampled(tmp_path / world, WORLDS[world], 40):
             after, plan = recovered(store, tmp_path / world / kind, "--from", str(intact))
-            assert [one["action"] for one in plan["actions"]] == ["copy"], (world, kind)
+            assert [action["action"] for action in plan["actions"]] == ["copy"], (world, kind)
             log = Path("commitlog") / f"{0:020d}"
             assert (after / log).read_bytes() == (intact / log).read_bytes(), (world, kind)
             # What was marked before is brought back, too.
@@ -255,7 +256,8 @@ def test_one_byte_that_entries_prove_is_set_right(tmp_path: Path) -> None:
         at = put.physical + put.raw.rindex(name) + shift
         log.write_bytes(intact[:at] + bytes([value]) + intact[at + 1:])
         plan = run("recover", store, *SIZES, *JSON).expect(0).json()
-        assert [(one["action"], one["offset"]) for one in plan["actions"]] == [("correct", at)]
+        assert [(action["action"], action["offset"])
+                for action in plan["actions"]] == [("correct", at)]
         run("recover", store, *SIZES, "--apply", "--yes").expect(0)
         assert log.read_bytes() == intact
         assert derived(store) == before
@@ -335,7 +337,8 @@ def test_a_broker_that_forces_appended_crcs_ends_its_log_there(kind: str, tmp_pa
     # The same by `recover --strategy broker`, and on a store that is sound nothing ends.
     plan = run("recover", store, *SIZES, *forced(tmp_path), "--strategy", "broker",
                "--broker-version", "5.3.3", *JSON).expect(0, 1).json()
-    assert [one["to"] for one in plan["actions"] if one["action"] == "truncate"] == [put.physical]
+    assert [action["to"] for action in plan["actions"]
+            if action["action"] == "truncate"] == [put.physical]
     # `recover` sets it right, or says that it does not.
     mended = run("recover", store, *SIZES, *forced(tmp_path), "--apply", "--yes").expect(0, 1)
     assert (kind == "glued") <= (

@@ -29,8 +29,8 @@ def small(writer: TierWriter, number: int) -> Put:
     return writer.put(b"m%d" % number, properties_raw=b"")
 
 
-def lose_head(writer: TierWriter, one: Put) -> None:
-    writer.patch(one.physical, bytes(field_places(one.raw)["body"][0]))
+def lose_head(writer: TierWriter, put: Put) -> None:
+    writer.patch(put.physical, bytes(field_places(put.raw)["body"][0]))
 
 
 def again(writer: TierWriter, queue_offset: int, part: int | None = None,
@@ -53,7 +53,7 @@ def end(writer: TierWriter, tmp_path: Path) -> Path:
 def unclear(tier: Path) -> int:
     """Of how many records neither `verify` nor `recover` can tell what they are."""
     findings = run("tiered", "verify", tier, "-o", "json").expect(1).json()["findings"]
-    count = sum(one["count"] for one in findings if one["category"] == "ambiguous")
+    count = sum(finding["count"] for finding in findings if finding["category"] == "ambiguous")
     plan = recover(tier).expect(1 if count else 0).json()
     assert plan.get("ambiguous", 0) == count
     return count
@@ -78,8 +78,8 @@ def test_a_message_with_one_slot_has_frames_in_its_body_only(tmp_path: Path) -> 
     assert unclear(tier) == 0
     rows = recovered(tier)
     assert set(rows) == {0, 1, 2, 4, 5, 6, 7}
-    assert [rows[one.queue_offset]["physical_offset"] for one in behind] == [
-        one.physical for one in behind]
+    assert [rows[put.queue_offset]["physical_offset"] for put in behind] == [
+        put.physical for put in behind]
 
 
 def test_at_a_segments_start_the_one_before_it_tells(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_where_there_is_room_for_one_more_they_may_be_in_a_body(tmp_path: Path) 
     lost = [writer.put(framed(frames, before=b"lead" * 5), properties_raw=b""),
             *(small(writer, number) for number in range(2, 5))]
     small(writer, 5)
-    for one in lost:
-        lose_head(writer, one)
+    for put in lost:
+        lose_head(writer, put)
     tier = end(writer, tmp_path)
     assert unclear(tier) == 3
     assert not any(FORGED in body_of(row) for row in recovered(tier).values())
@@ -198,13 +198,13 @@ def test_commit_takes_for_sound_what_verify_does(with_units: bool, coda: bool,
         writer.roll()
         small(writer, 4)
         lost.append(small(writer, 5))
-        for one in lost:
-            lose_head(writer, one)
+        for put in lost:
+            lose_head(writer, put)
         for number in range(2, 6):
             writer.units.pop(number)
         tier = writer.write(tmp_path / str(has_frames) / "store")
         findings = run("tiered", "verify", tier, "-o", "json").expect(0, 1).json()["findings"]
-        assert "ambiguous" not in {one["category"] for one in findings}
+        assert "ambiguous" not in {finding["category"] for finding in findings}
         rows = run("tiered", "commit", tier, "-o", "json").expect(0).json()
         assert set(read(tier)) == {0, 1}
         done.append([{**row, "kept": len(row["kept"])} for row in rows])
@@ -216,7 +216,7 @@ def test_no_frame_is_kept_and_nothing_that_is_whole_is_lost_unsaid(seed: int,
                                                                   tmp_path: Path) -> None:
     """Some messages lose their heads; bodies hold frames that are numbered as what comes next."""
     chance = random.Random(seed)
-    told = 0
+    count = 0
     for number in range(400 if RUN.exhaustive else 12):
         writer = bare()
         lost = {}
@@ -227,21 +227,21 @@ def test_no_frame_is_kept_and_nothing_that_is_whole_is_lost_unsaid(seed: int,
                 first = queue_offset + chance.randint(0, 2)
                 frames = [frame(TOPIC, FORGED[:chance.randint(4, len(FORGED))], first + more,
                                 queue_id=QUEUE) for more in range(chance.randint(1, 3))]
-                one = writer.put(framed(frames, before=body[:chance.choice([0, 4])],
-                                        after=body), properties_raw=b"")
+                message = writer.put(framed(frames, before=body[:chance.choice([0, 4])],
+                                            after=body), properties_raw=b"")
             else:
-                one = writer.put(body, properties_raw=b"")
+                message = writer.put(body, properties_raw=b"")
             if chance.random() < 0.4:
-                lost[queue_offset] = one
-                lose_head(writer, one)
+                lost[queue_offset] = message
+                lose_head(writer, message)
         tier = end(writer, tmp_path / str(number))
         plan = recover(tier, "--apply", "--yes").expect(0, 1).json()
         rows = read(tier)
-        put = {one.queue_offset: one for one in writer.puts}
+        put = {record.queue_offset: record for record in writer.puts}
         for queue_offset, row in rows.items():
             assert (row["physical_offset"], row["total_size"]) == (
                 put[queue_offset].physical, put[queue_offset].size), "a frame was given"
         if not plan.get("ambiguous"):
-            told += 1
+            count += 1
             assert set(put) - set(lost) == set(rows) - set(lost)
-    assert told
+    assert count

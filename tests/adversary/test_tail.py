@@ -139,7 +139,7 @@ class Growing:
 def test_what_is_being_written(tmp_path: Path, body: str, order: str, *, queues: bool) -> None:
     growing = Growing(tmp_path, body, queues=queues)
     chance = random.Random(RUN.number(f"{body} {order} {queues}"))
-    put = [one.physical for one in growing.after.puts]
+    put = [message.physical for message in growing.after.puts]
     with Store.open(growing.store) as opened:
         growing.follow(opened)
         growing.look(2)
@@ -156,7 +156,7 @@ def test_what_is_being_written(tmp_path: Path, body: str, order: str, *, queues:
         growing.finish()
         growing.look()
     assert growing.shown == put
-    assert [one.text for one in growing.problems if one.kind == "damage"] == []
+    assert [problem.text for problem in growing.problems if problem.kind == "damage"] == []
 
 
 def test_damage_is_passed_where_rows_lead_behind_it(tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_damage_is_passed_where_rows_lead_behind_it(tmp_path: Path) -> None:
         growing.finish()
         growing.write([(88, growing.put.size)])
         growing.look()
-    put = [one.physical for one in growing.after.puts]
+    put = [message.physical for message in growing.after.puts]
     assert growing.shown == [place for place in put if place != growing.put.physical]
-    assert [(one.kind, one.offset, one.length) for one in growing.problems] == [
+    assert [(problem.kind, problem.offset, problem.length) for problem in growing.problems] == [
         ("damage", growing.put.physical, growing.put.size)]
 
 
@@ -203,7 +203,7 @@ def test_a_stream(tmp_path: Path, order: str) -> None:
         look()
     growing.finish()
     look()
-    assert shown == [one.physical for one in growing.after.puts]
+    assert shown == [put.physical for put in growing.after.puts]
 
 
 def test_a_batch_with_damage(tmp_path: Path) -> None:
@@ -224,4 +224,4 @@ def test_a_batch_with_damage(tmp_path: Path) -> None:
     shown = [place for part in reader.partitions(first, reader.latestOffset(
         first, ReadAllAvailable())) for rows in reader.read(part)
         for place in rows.column("physical_offset").to_pylist()]
-    assert shown == [one.physical for one in growing.after.puts if one is not growing.put]
+    assert shown == [put.physical for put in growing.after.puts if put is not growing.put]

@@ -87,8 +87,8 @@ def test_a_hole_in_a_log_as_short_as_one_record(length: int, tmp_path: Path) -> 
     assert small["messages_undecided"] < 60
     done = run("recover", store, *SIZES, "--ambiguous", "keep", "--apply", "--yes", *JSON)
     assert done.expect(1).json()["messages_undecided"] == 0
-    found = given(store)
-    assert all(found[put.physical]["total_size"] == put.size for put in whole)
+    places_given = given(store)
+    assert all(places_given[put.physical]["total_size"] == put.size for put in whole)
     assert run("verify", store, *SIZES, *JSON).expect(0).json()["ok"]
 
 
@@ -107,9 +107,9 @@ def test_of_a_long_log_few_records_stay_undecided(file_size: int, topics: int, q
     store = writer.write(tmp_path / "store")
     count = undecided(store)
     assert 0 < count < 45 * len(holes)
-    found = given(store)
-    assert len({put.physical for put in whole} - set(found)) == count
-    assert set(found) <= {put.physical for put in whole}
+    place = given(store)
+    assert len({put.physical for put in whole} - set(place)) == count
+    assert set(place) <= {put.physical for put in whole}
 
 
 def test_entries_prove_what_follows(tmp_path: Path) -> None:
@@ -138,15 +138,15 @@ def forger(writer: Writer, at: int, count: int) -> tuple[Put, bytes]:
     """
     properties = "UNIQ_KEY\x01F\x02"
 
-    def one(body: bytes | Any) -> Put:
+    def put_message(body: bytes | Any) -> Put:
         return writer.put("t0", body, queue_id=1, properties_raw=properties.encode())
 
     first = writer.next_offset.get(("t0", 1), 0) + at
     frames = [frame("t0", FORGED + b" %d" % number, first + number, queue_id=1,
                     properties={"UNIQ_KEY": "F"}) for number in range(count)]
-    made = one(framed(frames, before=b"x" * 60))
+    put = put_message(framed(frames, before=b"x" * 60))
     # Without the topic and the properties of the last frame: the message's own stand for them.
-    return made, framed(frames)(0)
+    return put, framed(frames)(0)
 
 
 @pytest.mark.parametrize("files", [1, 2])
@@ -166,12 +166,12 @@ def test_forged_frames_are_never_given(files: int, derived: bool, zeroed_bytes: 
     for options in ((), ("--ambiguous", "leave-out")):
         if options:
             run("recover", store, *SIZES, *options, "--apply", "--yes").expect(0, 1)
-        found = given(store)
-        assert set(found) <= {put.physical for put in [*whole, outer]}
-        assert not [row for row in found.values() if FORGED.decode() in str(row["body"])]
+        place = given(store)
+        assert set(place) <= {put.physical for put in [*whole, outer]}
+        assert not [row for row in place.values() if FORGED.decode() in str(row["body"])]
         count = undecided(store)
         if not options:
-            assert len({put.physical for put in whole} - set(found)) <= count
+            assert len({put.physical for put in whole} - set(place)) <= count
 
 
 @pytest.mark.long
@@ -198,6 +198,6 @@ def test_no_size_that_is_wrong_hides_what_follows(content: bytes, tmp_path: Path
             with (Store.open(str(store), (), Sizes(64 << 10)) as opened,
                   opened.log.files[0].open() as source):
                 seen = {place for batch in Walk(source) for place in (
-                    *batch.offset.tolist(), *(one for span in batch.spans
-                                              for one, _ in span.doubtful))}
+                    *batch.offset.tolist(), *(range_ for span in batch.spans
+                                              for range_, _ in span.doubtful))}
             assert behind <= seen, (damaged, more, sorted(behind - seen))

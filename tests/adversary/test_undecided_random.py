@@ -63,17 +63,17 @@ def hurt(writer: Writer, evil: list[Put], chance: random.Random) -> Holes:
     return holes
 
 
-def check(store: Path, puts: list[Put], holes: Holes, undecided: int, said: str) -> None:
+def check(store: Path, puts: list[Put], holes: Holes, undecided: int, text: str) -> None:
     whole = {put.physical for put in puts if not any(
         put.physical < at + length and at < put.end for at, length in holes)}
-    put = {one.physical for one in puts}
-    found: dict[int, dict[str, Any]] = {
+    put = {message.physical for message in puts}
+    rows: dict[int, dict[str, Any]] = {
         row["physical_offset"]: row for row in run("read", store, "-o", "jsonl").jsonl()}
-    forged = [place for place, row in found.items()
+    forged = [place for place, row in rows.items()
               if place not in put and FORGED.decode() in str(row["body"])]
-    assert not forged, f"{said}: frames in bodies were given at {forged}; {holes}"
-    missing = whole - found.keys()
-    assert len(missing) <= undecided, f"{said}: {len(missing)} intact messages are missing; {holes}"
+    assert not forged, f"{text}: frames in bodies were given at {forged}; {holes}"
+    missing = whole - rows.keys()
+    assert len(missing) <= undecided, f"{text}: {len(missing)} intact messages are missing; {holes}"
 
 
 @pytest.mark.long

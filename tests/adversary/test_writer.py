@@ -45,8 +45,8 @@ def test_sound(tmp_path: Path, layout: str) -> None:
     assert verdict["findings"] == []
     assert verdict["coverage"]["messages"] == len(writer.puts)
     read = run("read", store, "-o", "jsonl", "--body", "base64").expect(0).jsonl()
-    assert [one["physical_offset"] for one in read] == [one.physical for one in writer.puts]
-    assert [one["total_size"] for one in read] == [one.size for one in writer.puts]
+    assert [message["physical_offset"] for message in read] == [put.physical for put in writer.puts]
+    assert [message["total_size"] for message in read] == [put.size for put in writer.puts]
     key = run("query", "key", store, "--topic", "orders", "--key", "all", *sizes, "-o",
                  "json").expect(0).json()
     assert len(key if isinstance(key, list) else key["messages"]) == 32

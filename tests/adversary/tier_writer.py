@@ -50,7 +50,7 @@ def index_hash(key: str) -> int:
 
 def keys_of(pairs: dict[str, str]) -> list[str]:
     names = [pairs["UNIQ_KEY"]] if pairs.get("UNIQ_KEY") else []
-    return list(dict.fromkeys(names + [one for one in pairs.get("KEYS", "").split(" ") if one]))
+    return list(dict.fromkeys(names + [part for part in pairs.get("KEYS", "").split(" ") if part]))
 
 
 @dataclass
@@ -106,11 +106,11 @@ class TierWriter:
                                                java_hash(tags) if tags else 0)
         self.items += [(index_hash(key), place, len(raw), self.clock) for key in keys_of(pairs)]
         self.next_offset[TOPIC, QUEUE] = queue_offset + 1
-        made = Put(place, raw, TOPIC, QUEUE, queue_offset, body_at, content, self.clock,
-                   ((TOPIC, QUEUE, queue_offset),))
-        self.puts.append(made)
+        put = Put(place, raw, TOPIC, QUEUE, queue_offset, body_at, content, self.clock,
+                  ((TOPIC, QUEUE, queue_offset),))
+        self.puts.append(put)
         self.clock += 1700
-        return made
+        return put
 
     def roll(self) -> None:
         """The segment is full: the next one begins where it ends (§2)."""
@@ -174,7 +174,7 @@ class TierWriter:
         first = 28 + 8 * self.slots
         used = 0
         for slot in range(self.slots):
-            chain = [one for one in reversed(self.items) if one[0] % self.slots == slot]
+            chain = [pair for pair in reversed(self.items) if pair[0] % self.slots == slot]
             used += bool(chain)
             slots += struct.pack(">ii", first + len(body), 28 * len(chain))
             for code, place, size, time in chain:
@@ -191,10 +191,10 @@ class TierWriter:
             out = {}
             for base, size in sizes.items():
                 if kind == 0:
-                    times = [one.time for one in self.puts if base <= one.physical < base + size]
+                    times = [put.time for put in self.puts if base <= put.physical < base + size]
                 elif kind == 1:
-                    times = [one.time for one in self.puts
-                             if base <= 20 * one.queue_offset < base + size]
+                    times = [put.time for put in self.puts
+                             if base <= 20 * put.queue_offset < base + size]
                 else:
                     times = [self.items[0][3], self.items[-1][3]] if self.items else []
                 out[str(base)] = {

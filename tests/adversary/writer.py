@@ -141,8 +141,8 @@ class Frame:
         """Its bytes, with the physical offset ``place``."""
         empty = record(self.topic, b"", b"", self.queue_id, 0, 0, self.header, time)
         body, at = bytearray(self.body), place + field_places(empty)["body"][0] + len(self.body)
-        for one in self.inner:
-            body += one.at(at + len(body) - len(self.body), time)
+        for frame in self.inner:
+            body += frame.at(at + len(body) - len(self.body), time)
         return record(self.topic, bytes(body), property_bytes(self.properties, closed=True),
                       self.queue_id, self.queue_offset, place, self.header, time)
 
@@ -160,14 +160,14 @@ def framed(frames: Sequence[Frame], *, before: bytes = b"", between: bytes = b""
 
     ``shift`` is added to these: not 0, they fit somewhere else.
     """
-    def made(place: int) -> bytes:
+    def body_at(place: int) -> bytes:
         out = bytearray(before)
-        for number, one in enumerate(frames):
+        for number, frame in enumerate(frames):
             if number:
                 out += between
-            out += one.at(place + len(out) + shift, time)
+            out += frame.at(place + len(out) + shift, time)
         return bytes(out + after)
-    return made
+    return body_at
 
 
 def blank_record(size: int) -> bytes:
@@ -274,8 +274,8 @@ class IndexFile:
         for at, number in self.slot.items():
             out[40 + SLOT * at] = struct.pack(">i", number)
         first = 40 + SLOT * self.slots
-        for number, one in enumerate(self.entry, 1):
-            out[first + ENTRY * number] = struct.pack(">iqii", *one)
+        for number, entry in enumerate(self.entry, 1):
+            out[first + ENTRY * number] = struct.pack(">iqii", *entry)
         return out
 
     @property
@@ -378,11 +378,11 @@ class Writer:
         if indexed and kind != ROLLBACK:
             self.dispatch_keys(topic, pairs, physical, time)
         self.topics[topic] = max(self.topics.get(topic, self.layout.queues), queue_id + 1)
-        made = Put(physical, raw, topic, queue_id, queue_offset, body_at, content, time,
-                   tuple(rows))
-        self.puts.append(made)
+        put = Put(physical, raw, topic, queue_id, queue_offset, body_at, content, time,
+                  tuple(rows))
+        self.puts.append(put)
         self.clock += self.layout.clock_step
-        return made
+        return put
 
     def _sealed(self, raw: bytes) -> bytes:
         return sealed(raw) if self.layout.sealed else raw
@@ -392,14 +392,14 @@ class Writer:
         """Puts a message's keys into the index; the file is made and rolled as a broker does."""
         layout = self.layout
         if not self.index or self.index[-1].full:
-            made = IndexFile(layout.index_slots, layout.index_entries, named_by=time)
+            index_file = IndexFile(layout.index_slots, layout.index_entries, named_by=time)
             if self.index:
                 before = self.index[-1]
-                made.begin = made.end = before.end
-                made.begin_time = made.end_time = before.end_time
-            self.index.append(made)
+                index_file.begin = index_file.end = before.end
+                index_file.begin_time = index_file.end_time = before.end_time
+            self.index.append(index_file)
         keys = [pairs["UNIQ_KEY"]] if "UNIQ_KEY" in pairs else []
-        for key in keys + [one for one in pairs.get("KEYS", "").split(" ") if one]:
+        for key in keys + [part for part in pairs.get("KEYS", "").split(" ") if part]:
             if self.index[-1].full:
                 self.dispatch_keys(topic, {}, physical, time)
             self.index[-1].put(f"{topic}#{key}", physical, time)
@@ -466,8 +466,8 @@ class Writer:
             for (topic, queue_id), units in self.rows.items():
                 self._queue(folder / "consumequeue" / topic / str(queue_id), units)
         if layout.with_index:
-            for one in self.index:
-                _lay(folder / "index" / one.name, one.size, one.parts())
+            for index_file in self.index:
+                _lay(folder / "index" / index_file.name, index_file.size, index_file.parts())
         self._small_files(folder)
         return folder
 
@@ -487,7 +487,7 @@ class Writer:
 
     def _small_files(self, folder: Path) -> None:
         last = self.puts[-1].time if self.puts else 0
-        full = [one.end_time for one in self.index if one.full]
+        full = [index_file.end_time for index_file in self.index if index_file.full]
         values = {"physic": last, "logics": last, "index": max(full, default=0),
                   "master_flushed": 0, "confirm": self.end if self.layout.version >= 5 else 0}
         values |= self.checkpoint

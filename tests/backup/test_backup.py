@@ -37,8 +37,8 @@ from tests.support.share import RUN, every, sample
 
 _NOW = 1_750_000_000_000
 FIELDS = ["physical_offset", "topic", "queue_id", "queue_offset", "body", "store_timestamp"]
-SOUND = [one for one in (*golden.clean_stores(), *golden.rocksdb_stores())
-         if one.id != "5.3.3/rocksdb-double/store"]
+SOUND = [golden_store for golden_store in (*golden.clean_stores(), *golden.rocksdb_stores())
+         if golden_store.id != "5.3.3/rocksdb-double/store"]
 LAYOUTS = ("5.3.3/rocksdb", "5.3.3/rocksdb-config-v1", "5.3.3/rocksdb-config-v2",
            "5.3.3/controller", "4.9.3/dledger", "5.3.3/dledger", "5.3.3/dledger-mixed",
            "5.3.3/rocksdb-double")
@@ -56,20 +56,22 @@ def messages(store: Path, dirs: Any = ()) -> list[Any]:
 
 def findings(store: Path, dirs: Any = ()) -> set[tuple[str, str, int | None]]:
     with api.open(store, commitlog_dirs=dirs) as opened:
-        return {(one.category, one.topic or "", one.queue_offset)
-                for one in opened.verify().findings}
+        return {(finding.category, finding.topic or "", finding.queue_offset)
+                for finding in opened.verify().findings}
 
 
-def folders_of(one: golden.GoldenStore, root: Path) -> list[str]:
-    return [name for name in golden.MULTI_PATH if (root / name).is_dir()] if one.options else []
+def folders_of(golden_store: golden.GoldenStore, root: Path) -> list[str]:
+    return [name for name in golden.MULTI_PATH
+            if (root / name).is_dir()] if golden_store.options else []
 
 
-@pytest.mark.parametrize("one", sample(SOUND, 6, "backups", always=golden.is_covering),
-                         ids=lambda one: one.id)
-def test_a_sound_store_is_restored_at_any_record(one: golden.GoldenStore, golden: GoldenFolder,
+@pytest.mark.parametrize("golden_store", sample(SOUND, 6, "backups", always=golden.is_covering),
+                         ids=lambda golden_store: golden_store.id)
+def test_a_sound_store_is_restored_at_any_record(golden_store: golden.GoldenStore,
+                                                 golden: GoldenFolder,
                                                  tmp_path: Path) -> None:
-    root = golden(one.id)
-    dirs = folders_of(one, root)
+    root = golden(golden_store.id)
+    dirs = folders_of(golden_store, root)
     with snapshot.assert_unchanged(root):
         run(root, tmp_path / "backup", dirs=dirs)
     all_of_it, wrong = messages(root, dirs), findings(root, dirs)
@@ -174,8 +176,8 @@ def test_each_run_copies_what_is_new(growing: Callable[[int, int], Path], tmp_pa
         restore(str(backup), str(target), point=point.id)
         assert messages(target) == list(chain(*seen[:number + 1]))
         assert not findings(target)
-    found = rmqctl("backup", "list", backup, "-o", "json").json()["points"]
-    assert [point["log_end"] for point in found] == ends
+    result = rmqctl("backup", "list", backup, "-o", "json").json()["points"]
+    assert [point["log_end"] for point in result] == ends
     rmqctl("backup", "check", backup).expect(0)
 
 
@@ -238,7 +240,7 @@ def test_while_somebody_writes(growing: Callable[[int, int], Path], tmp_path: Pa
             for _ in range(40):
                 counts.append(rmqctl("backup", root, backup, "-o", "json").expect(0).json())
                 assert not findings(backup)
-                if len([one for one in counts if one["messages"]]) == 4:
+                if len([count for count in counts if count["messages"]]) == 4:
                     break
             assert writer.poll() is None
         finally:
@@ -274,21 +276,23 @@ def test_thirty_days_of_increments(growing: Callable[[int, int], Path], tmp_path
         now = partial(int, _NOW + number * hour)
         point, _ = back_up(BackupSource(str(root)), str(backup), now, "1.0.0", keep=7 * 24 * hour)
         seen[point.id] = (count, (root / "config/topics.json").read_bytes())
-    known = read_points(str(backup))
-    assert len(known) == 7 * 24 + 1
+    points = read_points(str(backup))
+    assert len(points) == 7 * 24 + 1
     rmqctl("backup", "check", backup).expect(0)
     whole = messages(backup)
-    for point in [known[0], *random.sample(known[1:-1], 12), known[-1]]:
+    for point in [points[0], *random.sample(points[1:-1], 12), points[-1]]:
         target = tmp_path / point.id
         restore(str(backup), str(target), point=point.id)
         wanted, topics = seen[point.id]
-        assert messages(target) == [one for one in whole if int(one["body"].split()[0]) < wanted]
+        assert messages(target) == [message for message in whole
+                                    if int(message["body"].split()[0]) < wanted]
         assert (target / "config/topics.json").read_bytes() == topics
         assert not findings(target)
         shutil.rmtree(target)
     middle = whole[len(whole) // 2]["store_timestamp"]
     restore(str(backup), str(tmp_path / "then"), until=middle)
-    assert messages(tmp_path / "then") == [one for one in whole if one["store_timestamp"] <= middle]
+    assert messages(tmp_path / "then") == [message for message in whole
+                                           if message["store_timestamp"] <= middle]
 
 
 @pytest.mark.parametrize("mode", sample(MODES, 1, "deaths of backups"))
@@ -317,8 +321,8 @@ def test_a_killed_run_leaves_the_points_before(mode: str, growing: Callable[[int
         backup, target = tmp_path / "backup", tmp_path / "target"
         shutil.copytree(first, backup)
         calls(backup, at)
-        known = read_points(str(backup))
-        restore(str(backup), str(target), point=known[0].id)
+        points = read_points(str(backup))
+        restore(str(backup), str(target), point=points[0].id)
         assert messages(target) == before
         assert not findings(target)
         shutil.rmtree(target)
@@ -405,8 +409,8 @@ def test_unreadable_bytes_are_told(growing: Callable[[int, int], Path], tmp_path
     monkeypatch.setattr(FileSource, "read", read)
     monkeypatch.setattr(FileSource, "copy_to", lambda *_: 0)
     point = run(root, backup)
-    told = [(hole.offset, hole.length) for hole in point.damaged if hole.unread]
-    assert told == [(8192, 4096)]
+    unread = [(hole.offset, hole.length) for hole in point.damaged if hole.unread]
+    assert unread == [(8192, 4096)]
     monkeypatch.undo()
     data = (backup / "commitlog" / Path(bad).name).read_bytes()
     assert data[8192:12288] == bytes(4096)
@@ -498,10 +502,10 @@ def test_metrics_and_every(growing: Callable[[int, int], Path], tmp_path: Path) 
                            "--every", "100ms", "--format-prometheus", str(metrics), "-o", "jsonl"],
                           stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = [json.loads(process.stdout.readline()) for _ in range(2)]
+        documents = [json.loads(process.stdout.readline()) for _ in range(2)]
         process.terminate()
-    assert told[0]["messages"] == 20
-    assert told[1]["messages"] == 0
+    assert documents[0]["messages"] == 20
+    assert documents[1]["messages"] == 0
     assert f'rmqctl_backup_success{{backup="{backup}"}} 1.0' in metrics.read_text()
 
 
@@ -927,8 +931,8 @@ def test_a_first_run_that_was_killed_does_not_copy_the_log_again(
         run(root, backup)
     assert bool({*first} & {*copied}) == (harm in ("other", "copy"))
     assert messages(backup) == messages(root)
-    found = rmqctl("backup", "check", backup, "-o", "json").expect(0).json()
-    assert found["damaged_in_the_store"] == (harm not in ("expired", "other"))
+    answer = rmqctl("backup", "check", backup, "-o", "json").expect(0).json()
+    assert answer["damaged_in_the_store"] == (harm not in ("expired", "other"))
 
 
 def test_a_first_run_that_ended_is_not_mixed_with_another_store(
@@ -962,8 +966,8 @@ def test_keep_leaves_the_sums_and_the_damage(growing: Callable[[int, int], Path]
     damage.flip_bit(root, f"commitlog/{0:020d}", 10, 1)
     run(root, backup)
     rmqctl("backup", root, backup, "--keep", "1s").expect(0)
-    found = rmqctl("backup", "check", backup, "-o", "json").expect(0).json()
-    assert (found["points"], found["damaged_in_the_store"]) == (1, 1)
+    answer = rmqctl("backup", "check", backup, "-o", "json").expect(0).json()
+    assert (answer["points"], answer["damaged_in_the_store"]) == (1, 1)
     damage.flip_bit(backup, f"commitlog/{0:020d}", 600, 1)
     rmqctl("backup", "check", backup).expect(1)
 

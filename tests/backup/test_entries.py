@@ -40,8 +40,8 @@ def test_a_topic_that_was_created_again(growing: Growing, backup: str, tmp_path:
     run(root, backup, 2)
     assert queues(restored(backup, tmp_path / "new")) == queues(root)
     assert findings(tmp_path / "new") == findings(root)
-    with api.open(root) as one, api.open(tmp_path / "new") as other:
-        assert list(one.messages(topic="T0")) == list(other.messages(topic="T0"))
+    with api.open(root) as opened, api.open(tmp_path / "new") as other:
+        assert list(opened.messages(topic="T0")) == list(other.messages(topic="T0"))
     assert messages(restored(backup, tmp_path / "old", point=first.id)) == before
     assert findings(tmp_path / "old") == set()
 
@@ -71,7 +71,7 @@ def test_a_torn_end_that_was_written_over(gone: int, growing: Growing, backup: s
     growing(40, 30)
     run(root, backup, 1)
     assert messages(restored(backup, tmp_path / "torn", point=torn.id)) == [
-        one for one in before if one["physical_offset"] < torn.whole_end]
+        message for message in before if message["physical_offset"] < torn.whole_end]
     with api.open(tmp_path / "torn") as store:
         assert store.preflight().messages_lost == 0
     assert messages(restored(backup, tmp_path / "new")) == messages(root)
@@ -104,8 +104,9 @@ def test_messages_that_only_entries_know(file: int, growing: Growing, backup: st
     cut = messages(root)[60]["physical_offset"]
     restored(backup, tmp_path / "cut", offset=cut)
     assert messages(tmp_path / "cut") == messages(root)[:60]
-    lost = {one for one in findings(root) if one[0] != "record-damaged"}
-    assert {one for one in findings(tmp_path / "cut") if one[0] != "record-damaged"} <= lost
+    lost = {finding for finding in findings(root) if finding[0] != "record-damaged"}
+    assert {finding for finding in findings(tmp_path / "cut")
+            if finding[0] != "record-damaged"} <= lost
 
 
 def test_batch_queues(golden: GoldenFolder, backup: str, tmp_path: Path) -> None:
@@ -184,8 +185,9 @@ def test_offsets_of_a_queue_that_begins_after_the_cut(growing: Growing, backup: 
         json.dumps({"offsetTable": {"T0@g": {"0": 2}, "T2@g": {"0": 3}, "gone@g": {"0": 9}}}))
     run(root, backup)
     restored(backup, tmp_path / "new", offset=messages(root)[1]["physical_offset"])
-    found = json.loads((tmp_path / "new/config/consumerOffset.json").read_text())["offsetTable"]
-    assert found == {"T0@g": {"0": 1}, "T2@g": {"0": 0}, "gone@g": {"0": 9}}
+    offset_table = json.loads((tmp_path
+                               / "new/config/consumerOffset.json").read_text())["offsetTable"]
+    assert offset_table == {"T0@g": {"0": 1}, "T2@g": {"0": 0}, "gone@g": {"0": 9}}
 
 
 @pytest.mark.parametrize("change", [
@@ -210,8 +212,8 @@ def test_a_backup_without_entries_is_restored(growing: Growing, tmp_path: Path,
         before.setattr(entries.Entries, "held", lambda *_: {})
         damage.zero(root, f"commitlog/{0:020d}", 4096, 8192)
         assert isinstance(run(root, url), Point)
-    found = messages(restored(url, tmp_path / "new"))
-    assert found == messages(root)[:len(found)]  # up to the damage
+    listed_messages = messages(restored(url, tmp_path / "new"))
+    assert listed_messages == messages(root)[:len(listed_messages)]  # up to the damage
     run(root, url, 1)
     assert queues(restored(url, tmp_path / "newest")) == queues(root)
     rmqctl("backup", "check", url).expect(0)

@@ -44,22 +44,24 @@ def _fresh() -> Iterator[None]:
 def reads_alike(root: Path, place: str, dirs: Any = ()) -> None:
     """The backup has the messages, bounds, offsets and findings of the store."""
     assert messages(place) == messages(root, dirs)
-    assert findings(place) == {one for one in findings(root, dirs) if one[0] not in _DERIVED}
-    with api.open(root, commitlog_dirs=dirs) as one, api.open(place) as two:
-        assert offsets(one) == offsets(two)
-        assert bounds(one) == bounds(two)
+    assert findings(place) == {finding for finding in findings(root, dirs)
+                               if finding[0] not in _DERIVED}
+    with api.open(root, commitlog_dirs=dirs) as opened, api.open(place) as two:
+        assert offsets(opened) == offsets(two)
+        assert bounds(opened) == bounds(two)
 
 
 _ALWAYS = ("5.3.3/batchcq/store", "5.3.3/cqext/store", "5.3.3/multipath/store")
-_IN_FILES = [one for one in SOUND if "rocksdb" not in one.id]
+_IN_FILES = [item for item in SOUND if "rocksdb" not in item.id]
 
 
-@pytest.mark.parametrize("one", sample(_IN_FILES, 3, "backups that are read", always=lambda one: (
-    one.id in _ALWAYS)), ids=lambda one: one.id)
-def test_a_golden_store(one: golden.GoldenStore, golden: GoldenFolder, url: str) -> None:
-    root = golden(one.id)
-    run(root, url, dirs=folders_of(one, root))
-    reads_alike(root, url, folders_of(one, root))
+@pytest.mark.parametrize("in_file",
+                         sample(_IN_FILES, 3, "backups that are read", always=lambda golden_store: (
+                             golden_store.id in _ALWAYS)), ids=lambda golden_store: golden_store.id)
+def test_a_golden_store(in_file: golden.GoldenStore, golden: GoldenFolder, url: str) -> None:
+    root = golden(in_file.id)
+    run(root, url, dirs=folders_of(in_file, root))
+    reads_alike(root, url, folders_of(in_file, root))
 
 
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if "rocksdb" not in name])
@@ -74,12 +76,12 @@ def test_consume_queues_in_rocksdb_are_not_judged(url: str, rmqctl: Runner) -> N
     run(root, url)
     assert messages(url) == messages(root)
     done = rmqctl("verify", url, "-o", "json").expect(3)
-    assert [one["category"] for one in json.loads(done.out)["findings"]] == ["not-judged"]
+    assert [finding["category"] for finding in json.loads(done.out)["findings"]] == ["not-judged"]
     assert "rmqctl restore" in done.err
     topic = messages(root)[0]["topic"]
     with api.open(url) as there, api.open(root) as here:
-        assert [one["physical_offset"] for one in there.messages(topic=topic)] == sorted(
-            one["physical_offset"] for one in here.messages(topic=topic))
+        assert [message["physical_offset"] for message in there.messages(topic=topic)] == sorted(
+            message["physical_offset"] for message in here.messages(topic=topic))
 
 
 def test_later_runs(growing: Growing, url: str) -> None:
@@ -189,15 +191,15 @@ def test_queries(golden: GoldenFolder, url: str, rmqctl: Runner) -> None:
     run(root, url)
     with api.open(root) as store:
         every = list(store.messages())
-    keyed = next(one for one in every if one["keys"])
-    unique = next(one for one in every if one["unique_key"])
+    keyed = next(message for message in every if message["keys"])
+    unique = next(message for message in every if message["unique_key"])
     topic = ("--topic", keyed["topic"])
     for words in (("query", "key", *topic, "--key", keyed["keys"][0], "--max", "5"),
                   ("query", "id", unique["unique_key"]), ("stats",), ("read", *topic),
                   ("query", "key", *topic, "--key", "none", "--view", "disk")):
-        found = [rmqctl(*words, place, "-o", "json") for place in (root, url)]
-        assert found[0].code == found[1].code
-        assert found[0].out == found[1].out, words
+        runs = [rmqctl(*words, place, "-o", "json") for place in (root, url)]
+        assert runs[0].code == runs[1].code
+        assert runs[0].out == runs[1].out, words
     doctor = json.loads(rmqctl("doctor", url, "-o", "json").expect(0).out)
     assert doctor["verdict"].startswith("sound: no damage, and nothing is lost")
     assert doctor["disk"]["total"] is None
@@ -216,13 +218,13 @@ def test_offsets_that_a_running_broker_commits_meanwhile(growing: Growing, url: 
     with api.open(url) as store:
         [row] = [row for row in store.offsets("G") if row.queue_id == 0]
         assert row.diff == 0
-    assert "config-offset" not in {one[0] for one in findings(url)}
+    assert "config-offset" not in {finding[0] for finding in findings(url)}
 
 
 def test_the_folder_of_a_url(growing: Growing, tmp_path: Path, rmqctl: Runner) -> None:
     run(growing(0, 20), f"file://{tmp_path}/objects")
-    said = rmqctl("verify", tmp_path / "objects").expect(3).err
-    assert f"read through its URL: file://{tmp_path}/objects" in said
+    stderr = rmqctl("verify", tmp_path / "objects").expect(3).err
+    assert f"read through its URL: file://{tmp_path}/objects" in stderr
     rmqctl("verify", f"file://{tmp_path}/objects").expect(0)
 
 

@@ -67,11 +67,11 @@ def alike(store: Path, other: Path, config: bool = True) -> None:
     """Both have the same messages, files, offsets, and a broker starts on them alike."""
     assert messages(store) == messages(other)
     assert findings(store) <= findings(other)  # what follows from the log is sound
-    with api.open(store) as one, api.open(other) as two:
-        assert one.preflight().messages_lost == two.preflight().messages_lost == 0
+    with api.open(store) as opened, api.open(other) as two:
+        assert opened.preflight().messages_lost == two.preflight().messages_lost == 0
         if findings(store) == findings(other):
-            assert offsets(one) == offsets(two)
-            assert bounds(one) == bounds(two)
+            assert offsets(opened) == offsets(two)
+            assert bounds(opened) == bounds(two)
     files = [{path.relative_to(root): path.read_bytes() for path in root.rglob("*")
               if path.is_file() and (config or "config" not in path.parts)
               and path.name not in ("checkpoint", "lock", "LOCK")
@@ -84,12 +84,14 @@ def alike(store: Path, other: Path, config: bool = True) -> None:
             and not (has_ext and path.parts[0] == "consumequeue")] == []
 
 
-@pytest.mark.parametrize("one", sample(SOUND, 2, "remote backups", always=lambda one: one.id in (
-    "5.3.3/batchcq/store", "5.3.3/lmq/store")), ids=lambda one: one.id)
-def test_a_golden_store(one: golden.GoldenStore, golden: GoldenFolder, tmp_path: Path,
+@pytest.mark.parametrize("byte", sample(SOUND, 2, "remote backups",
+                                        always=lambda golden_store: golden_store.id in (
+                                            "5.3.3/batchcq/store", "5.3.3/lmq/store")),
+                         ids=lambda golden_store: golden_store.id)
+def test_a_golden_store(byte: golden.GoldenStore, golden: GoldenFolder, tmp_path: Path,
                         url: str) -> None:
-    root = golden(one.id)
-    dirs = folders_of(one, root)
+    root = golden(byte.id)
+    dirs = folders_of(byte, root)
     with snapshot.assert_unchanged(root):
         run(root, url, dirs=dirs)
     local.run(root, tmp_path / "backup", dirs=dirs)
@@ -162,8 +164,8 @@ def test_each_moment_is_that_of_a_local_backup(growing: Growing, tmp_path: Path,
             same.point.id, same.end, same.files, same.notes)
         alike(target, like)
         assert not (target / ".rmqctl").exists()
-    found = rmqctl("backup", "list", url, "-o", "json").json()["points"]
-    assert [point["log_end"] for point in found] == [point.log_end for point in points]
+    result = rmqctl("backup", "list", url, "-o", "json").json()["points"]
+    assert [point["log_end"] for point in result] == [point.log_end for point in points]
     rmqctl("backup", "check", url).expect(0)
     rmqctl("restore", url, tmp_path / "new", "--point", "x").expect(2)
 
@@ -318,19 +320,19 @@ def test_a_file_of_many_pieces_has_a_list(growing: Growing, tmp_path: Path, url:
 def test_check_finds_what_changed(growing: Growing, tmp_path: Path, url: str,
                                   rmqctl: Runner) -> None:
     run(growing(0, 120), url)
-    one, two, *_ = sorted(names(url))
+    first, two, *_ = sorted(names(url))
     with Objects(url) as objects:
-        data = bytearray(objects.read(one, 0, 1 << 20))
+        data = bytearray(objects.read(first, 0, 1 << 20))
         data[99] ^= 1
-        objects.put(one, bytes(data))
+        objects.put(first, bytes(data))
         objects.remove(two)
     faults = rmqctl("backup", "check", url, "-o", "json").expect(1).json()["faults"]
     assert [fault["file"] for fault in faults] == [
-        "/".join(name.split("/")[1:3]) for name in (one, two)]
-    for name in (one, two):
+        "/".join(name.split("/")[1:3]) for name in (first, two)]
+    for name in (first, two):
         assert name.rpartition("/")[2] in " ".join(fault["reason"] for fault in faults)
     failed = rmqctl("restore", url, tmp_path / "new").expect(5)
-    assert one.rpartition("/")[2] in failed.err.replace("\n", "").replace(" ", "")
+    assert first.rpartition("/")[2] in failed.err.replace("\n", "").replace(" ", "")
 
 
 @pytest.mark.parametrize("kind", ["4.9.3/crash-crc/before", "5.3.3/crash-trunc-zero/before"])
@@ -339,8 +341,8 @@ def test_damage_is_copied_and_reported(kind: str, golden: GoldenFolder, tmp_path
     root = golden(kind)
     assert run(root, url).damaged
     rmqctl("backup", root, url, "--keep", "1s")
-    found = rmqctl("backup", "check", url, "-o", "json").expect(0).json()
-    assert (found["points"], found["damaged_in_the_store"] > 0) == (1, True)
+    answer = rmqctl("backup", "check", url, "-o", "json").expect(0).json()
+    assert (answer["points"], answer["damaged_in_the_store"] > 0) == (1, True)
     restore(url, str(tmp_path / "new"))
     assert messages(tmp_path / "new") == messages(root)
 

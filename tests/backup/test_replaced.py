@@ -138,8 +138,8 @@ def test_what_the_device_does_not_give_is_reported(
     store, backup = growing(0, 150), tmp_path / "backup"
     path = store / name
     if path.is_dir():
-        path = max((one for one in path.rglob("*") if one.is_file()),
-                   key=lambda one: len(one.read_bytes().rstrip(b"\0")))
+        path = max((file for file in path.rglob("*") if file.is_file()),
+                   key=lambda file: len(file.read_bytes().rstrip(b"\0")))
     sound = (messages(store), path.read_bytes())
     if have:
         run(store, str(backup))
@@ -157,7 +157,7 @@ def test_what_the_device_does_not_give_is_reported(
         assert (backup / path.relative_to(store)).read_bytes() == sound[1]
     target = restored(str(backup), tmp_path / "new")
     assert messages(target) == sound[0]
-    assert {one[0] for one in findings(target)} <= {"config-backup", "topic-unconfigured"}
+    assert {finding[0] for finding in findings(target)} <= {"config-backup", "topic-unconfigured"}
     rmqctl("backup", "list", backup).expect(0)
 
 

@@ -116,10 +116,10 @@ def points_in(dest: str) -> int:
 
 def bodies(store: Path, topic: str) -> dict[int, list[bytes]]:
     with api.open(store) as opened:
-        found: dict[int, list[bytes]] = defaultdict(list)
+        bodies_by_number: dict[int, list[bytes]] = defaultdict(list)
         for message in opened.messages(topic=topic):
-            found[message["queue_id"]].append(bytes(message["body"]))
-        return found
+            bodies_by_number[message["queue_id"]].append(bytes(message["body"]))
+        return bodies_by_number
 
 
 def offsets(store: Path, topic: str) -> dict[int, int]:
@@ -156,20 +156,20 @@ def test_each_point_is_a_moment_of_the_broker(dest: str, tmp_path: Path, rmqctl:
     assert len(points) == len(before) > 3
     rmqctl("backup", "check", dest).expect(0)
     for number in {len(points) - 1, *chance.sample(range(len(points)), 3)}:
-        made = tmp_path / f"restored-{number}"
-        rmqctl("restore", dest, made, "--point", points[number]["point"]).expect(0)
-        rmqctl("preflight", made).expect(0)
-        found, at = bodies(made, "T"), offsets(made, "T")
+        path = tmp_path / f"restored-{number}"
+        rmqctl("restore", dest, path, "--point", points[number]["point"]).expect(0)
+        rmqctl("preflight", path).expect(0)
+        listed_bodies, at = bodies(path, "T"), offsets(path, "T")
         for queue, some in acked.items():
             # What was acknowledged before the run is there; nothing twice, nothing else.
-            assert len(found[queue]) >= before[number][queue]
-            assert found[queue][:len(some)] == some[:len(found[queue])]
-            assert at.get(queue, 0) <= len(found[queue])
+            assert len(listed_bodies[queue]) >= before[number][queue]
+            assert listed_bodies[queue][:len(some)] == some[:len(listed_bodies[queue])]
+            assert at.get(queue, 0) <= len(listed_bodies[queue])
         # A client that goes on from the group's offsets gets all that it had not consumed.
-        with Served(made) as again:
+        with Served(path) as again:
             drained = again._messages("T", {queue: at.get(queue, 0) for queue in range(QUEUES)})
         got: dict[int, list[bytes]] = defaultdict(list)
         for message in drained:
             got[message.queue_id].append(message.body)
-        for queue, some in found.items():
+        for queue, some in listed_bodies.items():
             assert got[queue] == some[at.get(queue, 0):]

@@ -84,7 +84,7 @@ def _problem(store: tiny_stores.Tiny, file: str, judgement: Judgement,
     if judgement.verdict is Verdict.NEVER and report.findings:
         return f"a false alarm: {report.text()}"
     if judgement.verdict is Verdict.ALWAYS and judgement.span is not None and not any(
-            each.touches(file, judgement.span) for each in report.findings):
+            finding.touches(file, judgement.span) for finding in report.findings):
         return f"found at another place: {report.text()}"
     return None
 
@@ -95,7 +95,8 @@ def test_the_untouched_store_has_no_finding(tiny: tiny_stores.Tiny) -> None:
     assert report.ok
     assert subject.every_byte_is_accounted_for(report)
     assert report.coverage["messages"] == len(tiny.messages)
-    assert report.coverage["bytes_in_messages"] == sum(len(each.raw) for each in tiny.messages)
+    assert report.coverage["bytes_in_messages"] == sum(len(message.raw)
+                                                       for message in tiny.messages)
     assert report.coverage["bytes_unverifiable"] > 0, "nothing covers flag, born time and host"
 
 
@@ -112,11 +113,11 @@ def test_every_bit(file: str, tiny: tiny_stores.Tiny) -> None:
     unseen = {field: f"{counts['unseen']} of {counts.total()}"
               for field, counts in sorted(seen.items()) if counts["unseen"]}
     print(f"undetected bits of {file}: {json.dumps(unseen, indent=1)}")
-    known = json.loads(UNDETECTED.read_text()) if UNDETECTED.exists() else {}
+    document = json.loads(UNDETECTED.read_text()) if UNDETECTED.exists() else {}
     if os.environ.get("RMQCTL_UPDATE"):
-        known[file] = unseen
-        UNDETECTED.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    assert known.get(file, unseen) == unseen
+        document[file] = unseen
+        UNDETECTED.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    assert document.get(file, unseen) == unseen
 
 
 @pytest.fixture(scope="session")

@@ -60,13 +60,14 @@ INDEXES: dict[str, Harm] = {
 def test_consumequeue(kind: str, tiny: tiny_stores.Tiny) -> None:
     done = CONSUMEQUEUE[kind](tiny)
     report = subject.verify(tiny.root)
-    found = report.of("consumequeue")
-    assert found, report.text()
+    findings = report.of("consumequeue")
+    assert findings, report.text()
     assert not report.ok
     assert not report.of("commitlog"), "the log is intact"
-    assert any(each.touches(done.file, (done.offset, done.end)) for each in found), report.text()
+    assert any(finding.touches(done.file, (done.offset, done.end))
+               for finding in findings), report.text()
     at_most = {"missing": 1, "duplicate": 2, "out of order": 2}.get(kind, 1)
-    assert len(found) <= at_most, report.text()
+    assert len(findings) <= at_most, report.text()
 
 
 @pytest.mark.parametrize("kind", INDEXES)
@@ -75,7 +76,7 @@ def test_index(kind: str, tiny: tiny_stores.Tiny) -> None:
     report = subject.verify(tiny.root)
     assert report.of("index"), report.text()
     assert not report.of("commitlog", "consumequeue"), "they are intact"
-    assert any(each.file == done.file for each in report.of("index")), report.text()
+    assert any(finding.file == done.file for finding in report.of("index")), report.text()
 
 
 @pytest.mark.parametrize("kinds", [CONSUMEQUEUE, INDEXES], ids=["consumequeue", "index"])
@@ -84,7 +85,7 @@ def test_each_kind_has_a_category_of_its_own(kinds: dict[str, Harm], tmp_path: P
     for number, (kind, harm) in enumerate(kinds.items()):
         store = tiny_stores.build(tmp_path / str(number))
         harm(store)
-        names = frozenset(each.category for each in subject.verify(store.root).findings)
+        names = frozenset(finding.category for finding in subject.verify(store.root).findings)
         assert names not in seen, f"{kind} and {seen[names]} are both {sorted(names)}"
         seen[names] = kind
 
@@ -95,11 +96,11 @@ def test_entries_that_were_never_written(count: int, tiny: tiny_stores.Tiny) -> 
     damage.cq_behind(tiny.root, QUEUES[1], 0)
     if count > 1:
         damage.cq_behind(tiny.root, QUEUE, 4 - count, count - 1)
-    found = subject.verify(tiny.root).of("consumequeue")
+    findings = subject.verify(tiny.root).of("consumequeue")
     lost = {unit.queue_offset for unit in tiny.queues()["orders", 0][-count:]}
-    named = {each.queue_offset for each in found if each.queue_offset is not None}
-    assert found
-    assert min(named, default=min(lost)) == min(lost), [str(each) for each in found]
+    named = {finding.queue_offset for finding in findings if finding.queue_offset is not None}
+    assert findings
+    assert min(named, default=min(lost)) == min(lost), [str(finding) for finding in findings]
 
 
 @pytest.mark.parametrize("change", [damage.checkpoint_huge,
@@ -119,10 +120,11 @@ def test_config(change: Callable[[Path, str], damage.Damage], name: str,
                 tiny: tiny_stores.Tiny) -> None:
     change(tiny.root, name)
     report = subject.verify(tiny.root)
-    found = [each for each in report.of("config") if each.file.startswith(f"config/{name}")]
-    assert found, report.text()
+    findings = [finding for finding in report.of("config")
+                if finding.file.startswith(f"config/{name}")]
+    assert findings, report.text()
     if change is not damage.config_both_bad:
-        assert any(".bak" in each.detail for each in found), "it names the usable copy"
+        assert any(".bak" in finding.detail for finding in findings), "it names the usable copy"
     assert not report.of("commitlog", "consumequeue", "index")
 
 
@@ -135,14 +137,14 @@ def test_a_missing_file_in_the_middle(golden_copy: GoldenFolder) -> None:
     damage.remove(root, f"commitlog/{names[2]}")
     report = subject.verify(root)
     assert report.of("commitlog"), report.text()
-    assert any(names[2] in each.file + each.detail for each in report.of("commitlog"))
+    assert any(names[2] in finding.file + finding.detail for finding in report.of("commitlog"))
     assert subject.every_byte_is_accounted_for(report)
 
 
 def test_two_names_swapped(tiny: tiny_stores.Tiny) -> None:
     damage.swap_names(tiny.root, *LOG)
     report = subject.verify(tiny.root)
-    assert {each.file for each in report.of("commitlog")} >= set(LOG), report.text()
+    assert {finding.file for finding in report.of("commitlog")} >= set(LOG), report.text()
     assert subject.every_byte_is_accounted_for(report)
 
 
@@ -152,7 +154,7 @@ def test_a_file_of_the_wrong_length(file: str, delta: int, tiny: tiny_stores.Tin
     size = (tiny.root / file).stat().st_size
     damage.change_length(tiny.root, file, max(delta, -size + 1))
     report = subject.verify(tiny.root)
-    assert any(each.file == file for each in report.findings), report.text()
+    assert any(finding.file == file for finding in report.findings), report.text()
     assert subject.every_byte_is_accounted_for(report)
 
 
@@ -203,14 +205,14 @@ def test_pages_in_the_wrong_place(how: str, number: int, golden_copy: GoldenFold
     data = (root / name).read_bytes()
     pages = [data[at:at + damage.PAGE] for at in range(0, len(data), damage.PAGE)]
     # Two unused pages are alike: putting one in the other's place is no damage.
-    one, other = chance.sample([at for at, page in enumerate(pages) if any(page)], 2)
+    first, other = chance.sample([at for at, page in enumerate(pages) if any(page)], 2)
     if how == "torn":
         old = (root / name).read_bytes()[other * damage.PAGE:][:damage.PAGE // 2]
-        damage.tear_page(root, name, one, old)
+        damage.tear_page(root, name, first, old)
     elif how == "duplicated":
-        damage.duplicate_page(root, name, one, other)
+        damage.duplicate_page(root, name, first, other)
     else:
-        damage.swap_pages(root, name, one, other)
+        damage.swap_pages(root, name, first, other)
     report = subject.verify(root)
     after, base = (root / name).read_bytes(), int(Path(name).name)
     spans = [(place - base, place - base + record.size) for place, record in records.items()
@@ -222,8 +224,8 @@ def test_pages_in_the_wrong_place(how: str, number: int, golden_copy: GoldenFold
     assert report.of("commitlog"), report.text()
     assert subject.every_byte_is_accounted_for(report)
     assert report.coverage["messages"] < len(places)
-    found = subject.cli.run("read", root, "-o", "jsonl", "--body", "none").expect(0, 1).jsonl()
-    assert {each["physical_offset"] for each in found} <= places
+    messages = subject.cli.run("read", root, "-o", "jsonl", "--body", "none").expect(0, 1).jsonl()
+    assert {message["physical_offset"] for message in messages} <= places
 
 
 def test_stale_bytes_behind_the_end_are_no_messages(tiny: tiny_stores.Tiny) -> None:
@@ -242,5 +244,5 @@ def test_garbage_behind_the_end(number: int, tiny: tiny_stores.Tiny, seed: int) 
     damage.garbage_tail(tiny.root, file, position, seed + number)
     report = subject.verify(tiny.root)
     assert report.coverage["messages"] == len(tiny.messages)
-    assert tiny.log_end in {each.physical_offset for each in report.of("commitlog")}
+    assert tiny.log_end in {finding.physical_offset for finding in report.of("commitlog")}
     assert subject.every_byte_is_accounted_for(report)

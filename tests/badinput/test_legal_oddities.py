@@ -16,18 +16,18 @@ from tests.support import tiny as tiny_stores
 def test_no_finding_in_a_tiny_store(name: str, tmp_path: Path) -> None:
     store = tiny_stores.variant(tmp_path / "store", name)
     report = subject.verify(store.root, options=store.cli_options)
-    found = report.problems if store.options.abort else report.findings
-    assert found == (), report.text()
+    problems = report.problems if store.options.abort else report.findings
+    assert problems == (), report.text()
     assert report.ok
     assert subject.every_byte_is_accounted_for(report)
     expired = store.options.expired_files * store.options.commitlog_file_size
-    kept = [each for each in store.messages if each.start >= expired]
+    kept = [message for message in store.messages if message.start >= expired]
     assert report.coverage["messages"] == len(kept)
-    assert report.coverage["bytes_in_messages"] == sum(len(each.raw) for each in kept)
+    assert report.coverage["bytes_in_messages"] == sum(len(message.raw) for message in kept)
 
 
-@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in golden_sets.clean_stores()])
+@pytest.mark.parametrize("store", [pytest.param(golden_store, id=golden_store.id)
+                                   for golden_store in golden_sets.clean_stores()])
 def test_no_finding_in_a_store_the_engine_closed(store: golden_sets.GoldenStore,
                                                  golden: GoldenFolder) -> None:
     report = subject.verify(golden(store.id), options=store.options)
@@ -55,7 +55,7 @@ def test_a_checkpoint_of_zeros_is_no_error(tiny: tiny_stores.Tiny) -> None:
     """A broker's first minute: worth a word, nothing else is wrong for it."""
     damage.checkpoint_zero(tiny.root)
     report = subject.verify(tiny.root)
-    assert {(each.structure, each.severity) for each in report.problems} <= {
+    assert {(problem.structure, problem.severity) for problem in report.problems} <= {
         ("checkpoint", "warning")}, report.text()
 
 

@@ -75,8 +75,8 @@ def test_cut_at_every_length(file: str, step: int, root: Path) -> None:
 
 def test_a_unit_that_leads_past_the_end_of_the_log(root: Path) -> None:
     damage.write(root, LOG, FIELDS["offset"][0], struct.pack(">q", 1 << 40))
-    found = [each for each in verify(root).findings if each.file == LOG]
-    assert any(each.touches(LOG, (0, UNIT.size)) for each in found), verify(root).text()
+    findings = [finding for finding in verify(root).findings if finding.file == LOG]
+    assert any(finding.touches(LOG, (0, UNIT.size)) for finding in findings), verify(root).text()
 
 
 @pytest.mark.parametrize("field", ["first", "last"])
@@ -84,7 +84,8 @@ def test_a_slot_that_leads_to_no_unit(field: str, root: Path) -> None:
     at, _ = first_slot(root)
     damage.write(root, "timerwheel", at + (8 if field == "first" else 16),
                  struct.pack(">q", 1 << 40))
-    assert any(each.file == "timerwheel" for each in verify(root).findings), verify(root).text()
+    assert any(finding.file == "timerwheel"
+               for finding in verify(root).findings), verify(root).text()
 
 
 def test_a_chain_that_goes_round(root: Path) -> None:

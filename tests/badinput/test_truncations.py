@@ -47,7 +47,7 @@ def test_cut_at_every_length(file: str, step: int, tiny: tiny_stores.Tiny) -> No
         (tiny.root / file).write_bytes(whole)
         if not subject.every_byte_is_accounted_for(report):
             wrong.append(f"{size}: bytes do not add up: {report.coverage}")
-        if size < filled and not any(each.file == file for each in report.findings):
+        if size < filled and not any(finding.file == file for finding in report.findings):
             wrong.append(f"{size}: not found: {report.text()}")
     assert not wrong, "\n".join(wrong[:40])
 
@@ -65,9 +65,9 @@ def test_a_cut_config_file_falls_back_to_its_backup(file: str, tiny: tiny_stores
         rows_shown = subject.cli.run("config", tiny.root, section, "-o", "json").expect(0, 1)
         assert f"{name}.bak" in rows_shown.out + rows_shown.err, size
         report = subject.verify(tiny.root, only="config")
-        bad = [each for each in report.findings if each.file == file]
+        bad = [finding for finding in report.findings if finding.file == file]
         assert bad, size
-        assert any(".bak" in each.detail for each in bad), report.text()
+        assert any(".bak" in finding.detail for finding in bad), report.text()
         (tiny.root / file).write_bytes(whole)
     assert json.loads(good.out)
 
@@ -85,9 +85,9 @@ def test_a_torn_tail_is_no_damage_in_the_middle(step: int, tiny: tiny_stores.Tin
         report = subject.verify(tiny.root)
         torn = second_last if physical < last.start else last
         boundary = physical in (second_last.start, last.start)
-        kept = [each for each in tiny.messages if each.end <= physical]
-        places = [each.physical_offset for each in report.of("commitlog")
-                  if each.category != "log-cut"]
+        kept = [message for message in tiny.messages if message.end <= physical]
+        places = [finding.physical_offset for finding in report.of("commitlog")
+                  if finding.category != "log-cut"]
         properties = torn.end - len(torn.record.properties)
         if properties <= physical < torn.end:
             # No checksum covers them: what tells is that queue and index disagree.
@@ -120,5 +120,6 @@ def test_a_record_in_progress_is_no_damage(size: int, tiny: tiny_stores.Tiny) ->
     damage.write(tiny.root, file, position, raw[:min(size, len(raw) - 1)])
     (tiny.root / "abort").write_bytes(b"1")
     report = subject.verify(tiny.root)
-    assert not [each for each in report.findings if each.severity == "error"], report.text()
+    assert not [finding for finding in report.findings
+                if finding.severity == "error"], report.text()
     assert report.coverage["messages"] == len(tiny.messages)

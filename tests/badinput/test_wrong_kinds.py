@@ -29,7 +29,7 @@ def report_of(store: tiny_stores.Tiny, file: str, *, heals: bool = False) -> sub
     done = cli.run_process("verify", store.root, "-o", "json", timeout=30)
     assert done.code not in (*([] if heals else [0]), 70), done.describe()
     report = subject.verify(store.root)
-    assert file in {each.file for each in report.findings}, report.text()
+    assert file in {finding.file for finding in report.findings}, report.text()
     return report
 
 
@@ -69,7 +69,7 @@ def test_a_file_the_system_refuses(file: str, tiny: tiny_stores.Tiny,
     _refuse(monkeypatch, tiny.root / file)
     report = subject.verify(tiny.root)
     assert not report.ok
-    assert file in {each.file for each in report.findings}, report.text()
+    assert file in {finding.file for finding in report.findings}, report.text()
 
 
 def _refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
@@ -127,7 +127,7 @@ def test_random_bytes(file: str, number: int, tiny: tiny_stores.Tiny, seed: int)
     damage.random_bytes(tiny.root, file, seed + number)
     report = subject.verify(tiny.root)
     assert subject.every_byte_is_accounted_for(report)
-    assert file in {each.file for each in report.findings}, report.text()
+    assert file in {finding.file for finding in report.findings}, report.text()
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.exhaustive)])
@@ -151,7 +151,7 @@ def test_an_extra_file(name: str, tiny: tiny_stores.Tiny) -> None:
     """A broker refuses to start on a strange name in the commitlog; verify says which one."""
     damage.add_file(tiny.root, f"commitlog/{name}")
     report = subject.verify(tiny.root)
-    assert f"commitlog/{name}" in {each.file for each in report.findings}, report.text()
+    assert f"commitlog/{name}" in {finding.file for finding in report.findings}, report.text()
     assert report.coverage["messages"] == len(tiny.messages)
 
 

@@ -27,7 +27,7 @@ from tests.support.share import every
 
 STORES = [f"{version}/{kind}" for version in VERSIONS
           for kind in ("delay", "basic", "batch", "transaction", "ipv6")] + ["5.3.3/v2topic"]
-KINDS = tuple(one for one in damage.KINDS if one != "truncated file")
+KINDS = tuple(kind for kind in damage.KINDS if kind != "truncated file")
 SEEDS = range(44)
 PARTS = 2
 KINDS_OF_END = ("as it was", "unclean", "unclean, checkpoint lost")
@@ -36,34 +36,35 @@ KINDS_OF_END = ("as it was", "unclean", "unclean, checkpoint lost")
 def damaged(root: Path, seed: int) -> str:
     """Damages the log of a store and maybe how it ended; says how."""
     luck = random.Random(seed)
-    said = damage.do(root, seed, KINDS, luck.randint(1, 3))
+    damages = damage.do(root, seed, KINDS, luck.randint(1, 3))
     ended = luck.choice(KINDS_OF_END)
     if ended != "as it was":
         (root / "abort").touch()
     if ended == "unclean, checkpoint lost":
         (root / "checkpoint").unlink(missing_ok=True)
-    return f"{said}, {ended}"
+    return f"{damages}, {ended}"
 
 
 def ends(root: Path, version: BrokerVersion) -> dict[str, int]:
     """Where each of them ends the log (physical offset); empty where the broker does not start."""
     with Store.open(root) as store:
-        made = preflight(store, version.name)
-        if not made.starts or made.truncate_to is None:
+        prediction = preflight(store, version.name)
+        if not prediction.starts or prediction.truncate_to is None:
             return {}
-        found = {"preflight": made.truncate_to, "recovery": recover_log(store, version).end,
-                 "view": broker_view(store, version).log_end or 0}
+        ends_by_view = {"preflight": prediction.truncate_to,
+                        "recovery": recover_log(store, version).end,
+                        "view": broker_view(store, version).log_end or 0}
     plan = cli.run("recover", root, "--strategy", "broker", "--broker-version", version.name,
                    "-o", "json", "--dry-run").expect(0, 1).json()
-    found["recover --strategy broker"] = plan["truncate_to"]
+    ends_by_view["recover --strategy broker"] = plan["truncate_to"]
     with Store.open(root) as store:
         settings = resolve(store, {"version": version.name}).settings
     try:
         with DryRunEngine.open(root, settings, clock=now_ms) as dry_run:
-            found["append --dry-run"] = dry_run.state.end
+            ends_by_view["append --dry-run"] = dry_run.state.end
     except RefusedError:
         pass
-    return found
+    return ends_by_view
 
 
 def places(root: Path, view: str) -> list[int]:
@@ -72,30 +73,31 @@ def places(root: Path, view: str) -> list[int]:
     return [row["physical_offset"] for row in result.jsonl()]
 
 
-def shown(root: Path, log_end: int, said: str) -> None:
+def shown(root: Path, log_end: int, expected_text: str) -> None:
     """`info`, `read` and `offsets` in a broker's view: it is the store's own version's."""
     info = cli.run("info", root, "--view", "broker", "-o", "json").expect(0, 3).json()
-    assert info["max_phy_offset"] == log_end, said
-    assert places(root, "broker") == [one for one in places(root, "disk") if one < log_end], said
+    assert info["max_phy_offset"] == log_end, expected_text
+    assert places(root, "broker") == [place for place in places(root, "disk")
+                                      if place < log_end], expected_text
     queues = {(topic["topic"], queue["queue_id"]): queue["max_offset"]
               for topic in info["topics"] for queue in topic["queues"]}
     lag = cli.run("offsets", root, "--view", "broker", "-o", "jsonl").expect(0, 1, 3).jsonl()
     for row in lag:
         key = row["topic"], row["queue_id"]
-        assert row["max_offset"] == queues.get(key, row["max_offset"]), (said, row)
+        assert row["max_offset"] == queues.get(key, row["max_offset"]), (expected_text, row)
 
 
-def check(root: Path, said: str) -> int:
+def check(root: Path, expected_text: str) -> int:
     """How many statements were compared."""
     compared = 0
     for version in VERSIONS.values():
-        found = ends(root, version)
-        assert len(set(found.values())) <= 1, (said, version.name, found)
-        compared += len(found)
+        store_ends = ends(root, version)
+        assert len(set(store_ends.values())) <= 1, (expected_text, version.name, store_ends)
+        compared += len(store_ends)
         with Store.open(root) as store:
             own = store.generation == version.generation
-        if own and found:
-            shown(root, found["preflight"], said)
+        if own and store_ends:
+            shown(root, store_ends["preflight"], expected_text)
     return compared
 
 

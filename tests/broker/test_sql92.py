@@ -28,12 +28,13 @@ def test_as_a_broker_answers(text):
         with pytest.raises(UsageError):
             compile_filter(text)
     else:
-        found = compile_filter(text)
-        assert "".join("T" if found.matches(each) else "." for each in ANSWERS["properties"]) \
+        predicate = compile_filter(text)
+        assert "".join("T" if predicate.matches(property_) else "."
+                       for property_ in ANSWERS["properties"]) \
             == "".join(letter if letter == "T" else "." for letter in wanted)
 
 
-@pytest.mark.parametrize(("text", "at", "said"), [
+@pytest.mark.parametrize(("text", "at", "expected_text"), [
     ("a = ", 5, "the end"),
     ("", 1, "the end"),
     ("a = 1 AND @", 11, "'@'"),
@@ -47,11 +48,11 @@ def test_as_a_broker_answers(text):
     ("a = 99999999999999999999", 5, "64 bits"),
     ("a BETWEEN 5 AND 3", 11, "smaller"),
 ])
-def test_what_does_not_compile_is_named_by_its_place(text, at, said):
+def test_what_does_not_compile_is_named_by_its_place(text, at, expected_text):
     with pytest.raises(UsageError) as refused:
         compile_filter(text)
     assert f"at character {at}: " in str(refused.value)
-    assert said in str(refused.value)
+    assert expected_text in str(refused.value)
 
 
 def test_deeper_or_longer_than_allowed():
@@ -77,10 +78,10 @@ def test_deeper_or_longer_than_allowed():
     "-(" * 50 + "a BETWEEN 5 AND 9" + ") BETWEEN -1 AND 5" * 50 + " OR a = 2",
 ], ids=range(8))
 def test_long_filters_cost_in_proportion(text):
-    found = compile_filter(text[:MAX_TEXT])
-    assert len(found._steps) < MAX_TEXT
-    assert found.matches({"a": "2"})
-    found.matches({"a": "0" * 32_000 + "2"})
+    predicate = compile_filter(text[:MAX_TEXT])
+    assert len(predicate._steps) < MAX_TEXT
+    assert predicate.matches({"a": "2"})
+    predicate.matches({"a": "0" * 32_000 + "2"})
 
 
 WORDS = st.sampled_from(
@@ -95,10 +96,10 @@ VALUES = st.one_of(st.sampled_from(["", "5", "-5", "NaN", "0x1p9", "1e999", "0x1
        st.dictionaries(st.sampled_from("ab"), VALUES))
 def test_nothing_else_than_a_refusal_or_an_answer(text, properties):
     try:
-        found = compile_filter(text)
+        predicate = compile_filter(text)
     except UsageError:
         return
-    assert found.matches(properties) in (True, False)
+    assert predicate.matches(properties) in (True, False)
 
 
 class _FailedError(Exception):
@@ -169,7 +170,7 @@ CONDITIONS = st.recursive(
     st.one_of(
         st.tuples(st.just("compare"), NAMES, st.sampled_from(["=", "<>", "<", ">="]), SMALL),
         st.tuples(st.just("between"), NAMES, SMALL, SMALL, st.booleans()).filter(
-            lambda each: each[2] <= each[3]),
+            lambda pair: pair[2] <= pair[3]),
         st.tuples(st.just("in"), NAMES, st.sets(st.sampled_from("01x"), min_size=1), st.booleans()),
         st.tuples(st.just("null"), NAMES, st.booleans())),
     lambda inner: st.one_of(st.tuples(st.just("not"), inner),

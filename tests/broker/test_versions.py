@@ -21,12 +21,12 @@ from tests.support.tiny import Tiny
 
 
 def test_releases_are_ascending_and_hold_the_profiles() -> None:
-    numbers = [tuple(map(int, one.split("."))) for one in RELEASES]
+    numbers = [tuple(map(int, release.split("."))) for release in RELEASES]
     assert numbers == sorted(set(numbers))
     assert set(VERSIONS) <= set(RELEASES)
     assert NEWEST in VERSIONS
-    assert {one for difference in DIFFERENCES
-            for one in (difference.first, difference.last)} <= set(RELEASES)
+    assert {release for difference in DIFFERENCES
+            for release in (difference.first, difference.last)} <= set(RELEASES)
 
 
 @pytest.mark.parametrize(("typed", "release"), [

@@ -68,12 +68,12 @@ def test_a_missing_file_has_its_place_in_the_log_and_in_time(golden_copy, file, 
     """Also the last one, which nothing but entries and index prove."""
     root = golden_copy(BASIC)
     damage.remove(root, file)
-    made = survey_of(root)
-    assert cells(log_strip(made, 20, [], lambda _start, _end: 0, None)) == shown
-    ((begin, end),) = made.lost
-    first, last = time_range(made)
+    survey = survey_of(root)
+    assert cells(log_strip(survey, 20, [], lambda _start, _end: 0, None)) == shown
+    ((begin, end),) = survey.lost
+    first, last = time_range(survey)
     assert first <= begin < end <= last
-    times = cells(time_strip(made, 60))
+    times = cells(time_strip(survey, 60))
     assert LOST in times
     assert set(times) <= {*BARS, LOST}
 
@@ -82,41 +82,42 @@ def test_two_missing_files_are_two_pieces_of_lost_time(golden_copy):
     root = golden_copy(BASIC)
     damage.remove(root, MIDDLE)
     damage.remove(root, LAST)
-    made = survey_of(root)
+    survey = survey_of(root)
     opened = BrowsedStore(lambda: Store.open(root))
-    assert len(made.lost) == 2
-    assert made.lost[0][1] < made.lost[1][0]
+    assert len(survey.lost) == 2
+    assert survey.lost[0][1] < survey.lost[1][0]
     list(opened.reader.listing(BrowsedPlace()).forward(None, 9999, lambda _done: None))
     assert opened.seen == (1, 0)
     # The gap that the list has met is still one, and no damage of a file.
-    assert cells(log_strip(made, 20, opened.damaged, opened.read_of, None)) == (
+    assert cells(log_strip(survey, 20, opened.damaged, opened.read_of, None)) == (
         INTACT * 8 + MISSING * 4 + INTACT * 4 + MISSING * 4)
     opened.close()
 
 
 def test_what_was_not_read_is_not_called_intact(golden):
-    made = survey_of(golden(BASIC))
-    assert set(cells(log_strip(made, 40, [], lambda _start, _end: 0, None))) == {UNREAD}
-    half = cells(log_strip(made, 40, [(0, 100)], lambda _start, end: min(end, 163_840) - _start,
+    survey = survey_of(golden(BASIC))
+    assert set(cells(log_strip(survey, 40, [], lambda _start, _end: 0, None))) == {UNREAD}
+    half = cells(log_strip(survey, 40, [(0, 100)], lambda _start, end: min(end, 163_840) - _start,
                            None))
     assert half.rstrip(UNREAD) == DAMAGED + INTACT * 19
 
 
 @pytest.mark.parametrize("width", [1, 8, 61, 300])
 def test_strips_are_as_wide_as_they_should_be(golden, width):
-    made = survey_of(golden(BASIC))
-    for pieces in (log_strip(made, width, made.gaps, lambda _start, _end: 0, 70_000),
-                   time_strip(made, width)):
+    survey = survey_of(golden(BASIC))
+    for pieces in (log_strip(survey, width, survey.gaps, lambda _start, _end: 0, 70_000),
+                   time_strip(survey, width)):
         assert display_width(cells(pieces)) == width
     marked = [text for text, style in log_strip(
-        made, width, [], lambda _start, _end: 0, 70_000) if "cursor" in style]
+        survey, width, [], lambda _start, _end: 0, 70_000) if "cursor" in style]
     assert len(marked) == len(marked[0]) == 1
 
 
 def test_far_times_do_not_hide_the_others():
     samples = [(10 * number, 1_700_000_000_000 + 1000 * number) for number in range(400)]
-    made = LogOverview(first=0, end=4000, used=4000, samples=[*samples, (4000, 4_000_000_000_000)])
-    assert time_range(made)[1] < 1_700_000_500_000
+    log_overview = LogOverview(first=0, end=4000, used=4000,
+                               samples=[*samples, (4000, 4_000_000_000_000)])
+    assert time_range(log_overview)[1] < 1_700_000_500_000
     assert time_range(LogOverview(first=0, end=4000)) is None
 
 
@@ -136,18 +137,18 @@ def torn(root: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("harm", "said"), [
+@pytest.mark.parametrize(("harm", "expected_text"), [
     (abort, "abort file: the broker did not stop cleanly"),
     (without_last, "135 messages are already lost"),
     (torn, "truncate 64 intact messages")])
 def test_the_header_never_says_that_nothing_is_damaged(
-        golden_copy, harm: Callable[[Path], None], said: str):
+        golden_copy, harm: Callable[[Path], None], expected_text: str):
     root = golden_copy(BASIC)
     harm(root)
 
     async def act(screen: Screen) -> None:
         header = screen.app.query_one(StoreHeader)
-        assert said in str(header.survey.verdict)
+        assert expected_text in str(header.survey.verdict)
         assert "no damage" not in screen.text
         await screen.press("tab", "tab", "tab", "v")  # all of the store
         await screen.press("escape")
@@ -199,9 +200,9 @@ def test_figures_say_what_lies_beyond_the_log_and_what_cannot_be_read(golden_cop
     root = golden_copy(BASIC)
     without_last(root)
     opened = BrowsedStore(lambda: Store.open(root))
-    found = figures(opened.reader, BrowsedPlace("topic", "TP_fraud_Topic"))
-    assert found.brief.endswith(" +44!")
-    assert found.facts["beyond the log"] == "44 entries"
+    listed_figures = figures(opened.reader, BrowsedPlace("topic", "TP_fraud_Topic"))
+    assert listed_figures.brief.endswith(" +44!")
+    assert listed_figures.facts["beyond the log"] == "44 entries"
     monkeypatch.setattr("rmqctl.ext.browse.figures.topics_on_disk", lambda _store: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # a defect is none of the store
         figures(opened.reader, BrowsedPlace("topics"))

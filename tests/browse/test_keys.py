@@ -44,12 +44,12 @@ def test_going_places(golden):
         await screen.press("K", ":order-320")
         assert "key order-320" in screen.text
         assert all("order-320" in row.cells["keys"] for row in rows.rows)
-        for keys, said in ((("colon", ":@99999999"), "beyond the end of the log"),
-                           (("colon", ":x"), "invalid offset"),
-                           (("t", ":-2h"), "only messages have a time"),
-                           (("K", ":nosuchkey"), "no message with the key")):
+        for keys, expected_text in ((("colon", ":@99999999"), "beyond the end of the log"),
+                                    (("colon", ":x"), "invalid offset"),
+                                    (("t", ":-2h"), "only messages have a time"),
+                                    (("K", ":nosuchkey"), "no message with the key")):
             await screen.press(*keys)
-            assert said in screen.text
+            assert expected_text in screen.text
 
     with snapshot.assert_unchanged(golden(BASIC)):
         browse(golden(BASIC), act)

@@ -67,9 +67,9 @@ def read(store: Store, selection: Selection) -> list[int]:
 
 @pytest.fixture
 def opened(request, golden) -> Iterator[BrowsedStore]:
-    found = BrowsedStore(lambda: Store.open(golden(request.param.id)))
-    yield found
-    found.close()
+    browsed_store = BrowsedStore(lambda: Store.open(golden(request.param.id)))
+    yield browsed_store
+    browsed_store.close()
 
 
 @pytest.mark.parametrize("opened", sample(STORES, 4, "browse"), ids=lambda store: store.id,
@@ -92,9 +92,9 @@ def test_all_that_read_gives_in_both_directions(opened: BrowsedStore):
 
 @pytest.fixture
 def sound(golden) -> Iterator[BrowsedStore]:
-    found = BrowsedStore(lambda: Store.open(golden("5.3.3/basic/store")))
-    yield found
-    found.close()
+    browsed_store = BrowsedStore(lambda: Store.open(golden("5.3.3/basic/store")))
+    yield browsed_store
+    browsed_store.close()
 
 
 @pytest.fixture
@@ -103,9 +103,9 @@ def broken(golden_copy) -> Iterator[BrowsedStore]:
     damage.garbage_tail(root, "commitlog/00000000000000065536", 9000, 7, 3000)
     damage.zero(root, "commitlog/00000000000000131072", 4096, 4096)
     damage.cq_wrong_offset(root, "consumequeue/TP_fraud_Topic/0/00000000000000000000", 5)
-    found = BrowsedStore(lambda: Store.open(root))
-    yield found
-    found.close()
+    browsed_store = BrowsedStore(lambda: Store.open(root))
+    yield browsed_store
+    browsed_store.close()
 
 
 @pytest.mark.parametrize("text", ["TagA", "tags=TagA", 'body~h && queue_id=0', '"TagA"',
@@ -116,27 +116,27 @@ def test_a_filter_is_that_of_read(sound: BrowsedStore, text: str):
                           (BrowsedPlace("queue", "TP_fraud_Topic", 0), Selection(
                               topic="TP_fraud_Topic", queue_id=0, where=conditions))):
         listing = sound.reader.listing(place, conditions)
-        found = offsets(onward(listing))
-        assert found
-        assert found == read(sound.reader.store, wanted) == offsets(back(listing))
+        numbers = offsets(onward(listing))
+        assert numbers
+        assert numbers == read(sound.reader.store, wanted) == offsets(back(listing))
 
 
 def test_text_is_looked_for_in_tags_keys_and_body(sound: BrowsedStore):
     wanted = [record.physical_offset for record in Selector(
         sound.reader.store, Selection(), View(sound.reader.store)).records()
         if any(b"order-3" in part for part in (record.body, record.properties))]
-    found = offsets(onward(sound.reader.listing(BrowsedPlace(), parse("order-3"))))
-    assert found
-    assert found == wanted
+    numbers = offsets(onward(sound.reader.listing(BrowsedPlace(), parse("order-3"))))
+    assert numbers
+    assert numbers == wanted
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "expected_text"), [
     ("nosuch=1", "no field 'nosuch'"), ("queue_id=x", "expected an integer"), ("body~(", "regular"),
     ("tags=A && nosuch>1", "to search for text: \"nosuch>1\"")])
-def test_a_filter_that_means_nothing_is_refused(text, said):
+def test_a_filter_that_means_nothing_is_refused(text, expected_text):
     with pytest.raises(UsageError) as refused:
         parse(text)
-    assert said in str(refused.value)
+    assert expected_text in str(refused.value)
 
 
 def test_no_conditions_in_an_empty_line():
@@ -149,7 +149,7 @@ def test_damage_has_rows(broken: BrowsedStore):
     assert spans[0] == (74565, 9731)
     assert len(spans) > 1
     assert rows == back(broken.reader.listing(BrowsedPlace()))
-    assert all(each.after >= each.position for each in rows)
+    assert all(row.after >= row.position for row in rows)
     assert len(broken.problems) == len(spans)
     # From within the damage on: what follows it.
     later = next(broken.reader.listing(BrowsedPlace()).forward(80_000, 3, unwatched))
@@ -175,9 +175,9 @@ def test_times(sound: BrowsedStore):
     record = list(Selector(reader.store, Selection(), View(reader.store)).records())[40]
     log = reader.listing(BrowsedPlace())
     assert isinstance(log, LogListing)
-    found = log.at_time(record.store_timestamp, unwatched)
-    assert found is not None
-    assert reader.record(found).store_timestamp == record.store_timestamp
+    at_time = log.at_time(record.store_timestamp, unwatched)
+    assert at_time is not None
+    assert reader.record(at_time).store_timestamp == record.store_timestamp
     assert log.at_time(1 << 50, unwatched) is None
 
 

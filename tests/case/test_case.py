@@ -56,7 +56,7 @@ def sums_verify(folder: Path, sums: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def made(forked: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
+def built_case(forked: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Result]:
     """(a damaged store with hostile names, its evidence folder, what the command said)."""
     base = tmp_path_factory.mktemp("case")
     store = damaged(base / "store")
@@ -72,8 +72,8 @@ def made(forked: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     return store, base / "evidence", result
 
 
-def test_sums_of_everything_verify(made: tuple[Path, Path, Result]) -> None:
-    store, folder, result = made
+def test_sums_of_everything_verify(built_case: tuple[Path, Path, Result]) -> None:
+    store, folder, result = built_case
     assert sums_verify(folder, folder / SUMS)
     assert sums_verify(store, folder / "originals.sha256")
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -85,8 +85,8 @@ def test_sums_of_everything_verify(made: tuple[Path, Path, Result]) -> None:
 
 
 def test_every_original_is_listed_and_nothing_is_followed(
-        made: tuple[Path, Path, Result]) -> None:
-    store, folder, result = made
+        built_case: tuple[Path, Path, Result]) -> None:
+    store, folder, result = built_case
     rows = {row["path"]: row for row in lines(folder / "originals.jsonl")}
     assert set(rows) == {os.path.relpath(os.path.join(below, name), store)
                          for below, folders, files in os.walk(store)
@@ -112,13 +112,14 @@ def test_a_file_that_cannot_be_read_and_a_linked_log(tmp_path: Path,
 
     monkeypatch.setattr(os, "open", opened)
     folder = Folder(str(tmp_path / "out"))
-    found = inventory.take(folder, str(store), [str(store / "commitlog")], lambda _bytes: None)
+    inventory_taken = inventory.take(folder, str(store), [str(store / "commitlog")],
+                                     lambda _bytes: None)
     rows = {row["path"]: row for row in lines(tmp_path / "out" / inventory.LIST)}
     assert rows["commitlog"]["kind"] == "link"
     assert rows["commitlog/00000000000000000000"]["sha256"] == hashlib.sha256(
         (tmp_path / "elsewhere/00000000000000000000").read_bytes()).hexdigest()
     assert rows["checkpoint"]["sha256"] is None
-    assert (found.unread, len(found.problems)) == (1, 1)
+    assert (inventory_taken.unread, len(inventory_taken.problems)) == (1, 1)
     assert sums_verify(store, tmp_path / "out" / inventory.SUMS)
 
 
@@ -131,9 +132,9 @@ def test_a_block_device_that_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(inventory._KINDS, stat.S_IFREG, "device")
     for root, files in ((image, 1), (image.parent, 0)):
         folder = Folder(str(tmp_path / f"out{files}"))
-        found = inventory.take(folder, str(root), [], lambda _bytes: None)
+        inventory_taken = inventory.take(folder, str(root), [], lambda _bytes: None)
         (row,) = lines(tmp_path / f"out{files}" / inventory.LIST)
-        assert (found.files, found.unread) == (files, 1 - files)
+        assert (inventory_taken.files, inventory_taken.unread) == (files, 1 - files)
         assert row.get("sha256") == (hashlib.sha256(log(3)).hexdigest() if files else None)
     assert sums_verify(image.parent, tmp_path / "out1" / inventory.SUMS)
 
@@ -153,8 +154,8 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
     file.close()
 
 
-def test_messages_have_their_places(made: tuple[Path, Path, Result]) -> None:
-    store, folder, result = made
+def test_messages_have_their_places(built_case: tuple[Path, Path, Result]) -> None:
+    store, folder, result = built_case
     rows = lines(folder / "messages.jsonl")
     assert len(rows) == result.json()["messages"] > 3
     for row in rows:
@@ -162,8 +163,8 @@ def test_messages_have_their_places(made: tuple[Path, Path, Result]) -> None:
         assert hashlib.sha256(data).hexdigest() == row["sha256"]
 
 
-def test_damaged_bytes_are_copied(made: tuple[Path, Path, Result]) -> None:
-    _, folder, result = made
+def test_damaged_bytes_are_copied(built_case: tuple[Path, Path, Result]) -> None:
+    _, folder, result = built_case
     rows = lines(folder / "damage/index.jsonl")
     assert {row["category"] for row in rows} >= {"body-crc"}
     assert len(rows) == result.json()["damaged_places"]
@@ -175,8 +176,8 @@ def test_damaged_bytes_are_copied(made: tuple[Path, Path, Result]) -> None:
         assert hashlib.sha256(copy).hexdigest() == row["sha256"]
 
 
-def test_the_log_says_what_was_run(made: tuple[Path, Path, Result]) -> None:
-    store, folder, _ = made
+def test_the_log_says_what_was_run(built_case: tuple[Path, Path, Result]) -> None:
+    store, folder, _ = built_case
     host, originals, *steps = lines(folder / "log.jsonl")
     assert {"rmqctl", "python", "release", "host", "clock", "mounted_read_only"} <= set(host)
     assert originals["files"] > 10
@@ -193,8 +194,8 @@ def test_the_log_says_what_was_run(made: tuple[Path, Path, Result]) -> None:
     assert str(store) in steps[0]["command"]
 
 
-def test_the_page_is_plain_text(made: tuple[Path, Path, Result]) -> None:
-    _, folder, _ = made
+def test_the_page_is_plain_text(built_case: tuple[Path, Path, Result]) -> None:
+    _, folder, _ = built_case
     page = (folder / "README.txt").read_text(encoding="utf-8")
     assert all(letter.isprintable() or letter == "\n" for letter in page)
     assert "NOT COMPLETE" in page
@@ -235,9 +236,9 @@ def test_what_the_export_does_not_have_is_not_served(tmp_path: Path) -> None:
     live = Live(str(tmp_path), [json_line({"file": "log", "position": 0})])
     stale = FindingPlaces([{"file": str(tmp_path / "log"), "position": 90, "length": 20,
                             "category": "stale"}])
-    found = carve(Runs(), folder, [], live, stale, copies)  # type: ignore[arg-type]
+    carved = carve(Runs(), folder, [], live, stale, copies)  # type: ignore[arg-type]
     copies.close()
-    assert found == {"live": 1, "not-served": 1, "duplicate": 1, "damaged": 1}
+    assert carved == {"live": 1, "not-served": 1, "duplicate": 1, "damaged": 1}
     rows = lines(tmp_path / "out/carved.jsonl")
     assert [(row["found"], row["finding"]) for row in rows] == [
         ("not-served", "stale"), ("duplicate", None), ("damaged", None)]
@@ -249,10 +250,10 @@ def test_an_image(forked: Any, tmp_path: Path) -> None:
     data[at + 100] ^= 1
     image = saved(tmp_path, bytes(data), "disk.img")
     with snapshot.assert_unchanged(image.parent):
-        found = run("case", image, "--out", tmp_path.parent / f"{tmp_path.name}-out", "-o",
-                    "json").expect(0).json()
-    folder = Path(found["out"])
-    assert found["carved"] == {"in-place": 39, "damaged": 1}
+        answer = run("case", image, "--out", tmp_path.parent / f"{tmp_path.name}-out", "-o",
+                     "json").expect(0).json()
+    folder = Path(answer["out"])
+    assert answer["carved"] == {"in-place": 39, "damaged": 1}
     assert len(lines(folder / "carved.jsonl")) == 40
     (copy,) = lines(folder / "damage/index.jsonl")
     assert copy["position"] == at
@@ -263,8 +264,8 @@ def test_a_folder_of_stores(forked: Any, tmp_path: Path) -> None:
     """It is examined as bytes; the stores in it are named."""
     for name in "ab":
         tiny.build(tmp_path / "in" / name)
-    said = run("case", tmp_path / "in", "--out", tmp_path / "out").expect(0).err
-    assert f"{tmp_path / 'in/a'}, {tmp_path / 'in/b'}?; only its bytes are examined" in said
+    stderr = run("case", tmp_path / "in", "--out", tmp_path / "out").expect(0).err
+    assert f"{tmp_path / 'in/a'}, {tmp_path / 'in/b'}?; only its bytes are examined" in stderr
 
 
 def test_a_redacted_case_names_nobody(forked: Any, tmp_path: Path) -> None:
@@ -288,19 +289,19 @@ def test_the_key_of_a_redacted_case_has_no_name(forked: Any, tmp_path: Path,
     """So nobody finds it after a run that was killed; one key for all commands."""
     from rmqctl.case import collect
 
-    store, made = damaged(tmp_path / "store"), list[str]()
+    store, texts = damaged(tmp_path / "store"), list[str]()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     real = collect.carve
 
     def carve(*args: Any) -> Any:
-        made.extend(map(str, (tmp_path / "temporary").rglob("*")))
+        texts.extend(map(str, (tmp_path / "temporary").rglob("*")))
         return real(*args)
 
     monkeypatch.setattr(collect, "carve", carve)
     run("case", store, "--out", tmp_path / "out", "--redact", "-qq").expect(0)
-    assert not made
+    assert not texts
     hosts = {row["store_host"] for name in ("messages.jsonl", "carved.jsonl")
              for row in lines(tmp_path / "out" / name)}
     assert len(hosts) == 1
@@ -321,9 +322,9 @@ def test_originals_that_change_are_said(is_gone: bool, forked: Any, tmp_path: Pa
 
     monkeypatch.setattr(collect, "carve", carve)
     out = tmp_path / "out"
-    found = run("case", image, "--out", out, "-o", "json").expect(1).json()
-    assert found["originals_changed"]
-    assert not found["complete"]
+    answer = run("case", image, "--out", out, "-o", "json").expect(1).json()
+    assert answer["originals_changed"]
+    assert not answer["complete"]
     assert run("case", out, "--check").expect(0)
 
 
@@ -369,8 +370,8 @@ def test_what_changed_is_named(forked: Any, tmp_path: Path) -> None:
     (out / "carved.jsonl").write_bytes(b"forged")
     (out / "README.txt").unlink()
     (out / "more").symlink_to("README.txt")
-    found = run("case", out, "--check", "-o", "json").expect(1).json()
-    assert (found["changed"], found["missing"], found["extra"]) == (
+    answer = run("case", out, "--check", "-o", "json").expect(1).json()
+    assert (answer["changed"], answer["missing"], answer["extra"]) == (
         ["carved.jsonl"], ["README.txt"], ["more"])
 
 
@@ -385,6 +386,6 @@ def test_sums_of_a_stranger(tmp_path: Path) -> None:
     (folder / SUMS).write_bytes(b"\n".join([
         f"{digest}  {name}".encode() for name in ("../secret", str(tmp_path / "secret"), "link",
                                                   "pipe")] + [b"garbage \xff"]))
-    found = run("case", folder, "--check", "-o", "json").expect(1).json()
-    assert found["changed"] == ["link", "pipe"]
-    assert len(found["missing"]) == 3
+    answer = run("case", folder, "--check", "-o", "json").expect(1).json()
+    assert answer["changed"] == ["link", "pipe"]
+    assert len(answer["missing"]) == 3

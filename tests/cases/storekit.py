@@ -33,8 +33,8 @@ def golden(name: str, to: str = "store") -> Path:
     with tempfile.TemporaryDirectory(dir=OUT) as scratch, tarfile.open(archive) as packed:
         # Python 3.11.2 knows no filters, and later ones warn without one.
         chosen: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
-        packed.extractall(scratch, [one for one in packed if one.name == prefix
-                                    or one.name.startswith(f"{prefix}/")], **chosen)
+        packed.extractall(scratch, [member for member in packed if member.name == prefix
+                                    or member.name.startswith(f"{prefix}/")], **chosen)
         (Path(scratch) / prefix).rename(OUT / to)
     return OUT / to
 
@@ -43,7 +43,7 @@ def appended(messages: Iterable[Mapping[str, Any]], store: Path = STORE) -> None
     """A new store of a 5.3.3 broker with messages as they reached its put path."""
     _written_by[0] = "5.3.3"
     lines = OUT / "messages.jsonl"
-    lines.write_text("".join(json.dumps(one) + "\n" for one in messages))
+    lines.write_text("".join(json.dumps(message) + "\n" for message in messages))
     sizes = ("--commitlog-file-size", "64KiB", "--index-slots", "100", "--index-max", "400")
     for words in (("init", store, *sizes), ("append", store, lines, "--replay")):
         subprocess.run([sys.executable, "-m", "rmqctl", *words, "-q"], check=True,

@@ -29,16 +29,16 @@ def diff(a: Path, b: Path, by: str = "auto", *, dirs: Sequence[str] = (),
 
 
 def brief(run: Diff) -> list[Brief]:
-    return [(one.kind, one.physical_offset) for one in run.differences.listed]
+    return [(difference.kind, difference.physical_offset) for difference in run.differences.listed]
 
 
 def in_log(run: Diff) -> list[Brief]:
-    return [(one.kind, one.physical_offset) for one in run.differences.listed
-            if one.structure == "commitlog"]
+    return [(difference.kind, difference.physical_offset) for difference in run.differences.listed
+            if difference.structure == "commitlog"]
 
 
-def swapped(found: Iterable[Brief]) -> list[Brief]:
-    return [(MIRROR.get(kind, kind), offset) for kind, offset in found]
+def swapped(differences: Iterable[Brief]) -> list[Brief]:
+    return [(MIRROR.get(kind, kind), offset) for kind, offset in differences]
 
 
 def counts(run: Diff) -> tuple[int, int, int, int]:
@@ -61,16 +61,16 @@ def long_pair(tmp_path: Path) -> tuple[Tiny, Tiny]:
     return a, a.moved(copy_tree(a.root, tmp_path / "b"))
 
 
-def change(tiny: Tiny, one: Placed, at: int, bit: int = 0) -> None:
-    file, position = tiny.place(one.start + at)
+def change(tiny: Tiny, record: Placed, at: int, bit: int = 0) -> None:
+    file, position = tiny.place(record.start + at)
     damage.flip_bit(tiny.root, file, position, bit)
 
 
 def earlier(tiny: Tiny, only: Placed | None = None) -> None:
     """Takes from all times the step that one more message in front has added."""
-    for one in tiny.messages if only is None else [only]:
-        file, position = tiny.place(one.start)
-        record = one.record
+    for message in tiny.messages if only is None else [only]:
+        file, position = tiny.place(message.start)
+        record = message.record
         for at, value in ((40, record.born_timestamp), (56, record.store_timestamp)):
             damage.write(tiny.root, file, position + at,
                          (value - tiny_stores.STEP).to_bytes(8, "big"))

@@ -17,7 +17,7 @@ from tests.support import golden as golden_sets
 Brief = tuple[str, str, int | None]
 """(category, file relative to the root, offset)."""
 CLEAN = golden_sets.clean_stores()
-IDS = [each.id for each in CLEAN]
+IDS = [golden_store.id for golden_store in CLEAN]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +41,29 @@ def run(check: str, root: Path, dirs: Iterable[str] = (), *, live: bool = False,
         log: Log | None = None) -> list[Finding]:
     """All findings of one check; ``log`` is walked if it is not given."""
     with Store.open(root, dirs) as store:
-        known = log or log_of(store)
+        log_facts = log or log_of(store)
         calls = {
-            "checkpoint": lambda: checkpoint.check(store, known.last_store_timestamp, known.end,
+            "checkpoint": lambda: checkpoint.check(store, log_facts.last_store_timestamp,
+                                                   log_facts.end,
                                                    live=live),
             "files": lambda: files.check(store),
             "config": lambda: config.check(store, live=live),
-            "timer": lambda: timer.check(store, known.end, live=live),
+            "timer": lambda: timer.check(store, log_facts.end, live=live),
             "compaction": lambda: compaction.check(store, live=live),
-            "extras": lambda: [*controller.check(store, known.end, live=live),
-                               *config.check_queues(store, known.end, live=live)],
+            "extras": lambda: [*controller.check(store, log_facts.end, live=live),
+                               *config.check_queues(store, log_facts.end, live=live)],
         }
         return list(calls[check]())
 
 
 def brief(findings: Iterable[Finding], root: Path) -> list[Brief]:
-    return [(one.category, os.path.relpath(one.file or root, root), one.offset)
-            for one in findings]
+    return [(finding.category, os.path.relpath(finding.file or root, root), finding.offset)
+            for finding in findings]
 
 
 def trouble(findings: Iterable[Finding]) -> list[Finding]:
     """Errors and warnings."""
-    return [one for one in findings if one.severity != INFO]
+    return [finding for finding in findings if finding.severity != INFO]
 
 
 def one_of(findings: list[Finding], root: Path) -> tuple[Finding, Brief]:
@@ -71,8 +72,8 @@ def one_of(findings: list[Finding], root: Path) -> tuple[Finding, Brief]:
     return findings[0], brief(findings, root)[0]
 
 
-def run_golden(check: str, each: golden_sets.GoldenStore, root: Path) -> list[Finding]:
-    return run(check, root, each.dirs)
+def run_golden(check: str, golden_store: golden_sets.GoldenStore, root: Path) -> list[Finding]:
+    return run(check, root, golden_store.dirs)
 
 
 class Changed:
@@ -87,8 +88,8 @@ class Changed:
         try:
             return run(self.check, self.root, log=log or self.log, live=live)
         finally:
-            for one in reversed(done):
-                damage.undo(self.root, one)
+            for store in reversed(done):
+                damage.undo(self.root, store)
 
     def only(self, *changes: tuple[str, int, bytes]) -> Brief:
         """The one finding there must be."""

@@ -30,9 +30,9 @@ LONG_MAX = (1 << 63) - 1
 
 def all_checks(root: Path, *, live: bool = False) -> None:
     for check in CHECKS:
-        for one in run(check, root, log=LOG, live=live):
-            assert one.detail
-            assert one.severity
+        for finding in run(check, root, log=LOG, live=live):
+            assert finding.detail
+            assert finding.severity
 
 
 @pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink,

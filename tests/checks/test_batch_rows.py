@@ -51,10 +51,10 @@ def test_the_golden_rows_are_of_both_kinds(batches: Path) -> None:
 def test_what_a_record_says_of_its_row(batches: Path) -> None:
     with Store.open(batches) as store:
         for number in range(16):
-            one = row(batches, ROWS[0], number)
-            record = store.log.record_at(one.physical_offset)
+            unit = row(batches, ROWS[0], number)
+            record = store.log.record_at(unit.physical_offset)
             assert record is not None
-            assert batch_expected(record) == (one.msg_base_offset, one.batch_size)
+            assert batch_expected(record) == (unit.msg_base_offset, unit.batch_size)
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -64,18 +64,18 @@ def test_what_a_record_says_of_its_row(batches: Path) -> None:
 def test_batch_expected(text: str, expected: tuple[int, int],
                         tiny_base: tiny_stores.Tiny) -> None:
     record = tiny_base.messages[0].record
-    made = message.decode(message.build(record))
-    made.queue_offset, made.properties = 9, text.encode()
-    assert batch_expected(made) == expected
+    stored_message = message.decode(message.build(record))
+    stored_message.queue_offset, stored_message.properties = 9, text.encode()
+    assert batch_expected(stored_message) == expected
 
 
 @pytest.mark.parametrize("text", ["INNER_BASE\x01x\x02INNER_NUM\x015",
                                   "INNER_BASE\x011\x02INNER_NUM\x0140000"])
 def test_a_number_a_broker_cannot_read(text: str, tiny_base: tiny_stores.Tiny) -> None:
-    made = message.decode(message.build(tiny_base.messages[0].record))
-    made.properties = text.encode()
+    record = message.decode(message.build(tiny_base.messages[0].record))
+    record.properties = text.encode()
     with pytest.raises(ValueError, match="number"):
-        batch_expected(made)
+        batch_expected(record)
 
 
 @pytest.mark.parametrize("number", [0, 3, 15])
@@ -91,19 +91,19 @@ def test_a_wrong_row(number: int, field: str, value: int, category: str, batches
                      changed: Changed) -> None:
     before = row(batches, ROWS[0], number)
     at = number * UNIT_SIZE
-    found, what = one_of(changed((ROWS[0], at, UNIT.build(
+    finding, what = one_of(changed((ROWS[0], at, UNIT.build(
         before._replace(**{field: value})))), batches)
-    assert what == (category, ROWS[0], at + UNIT.field(field).offset), found
-    assert (found.structure, found.topic, found.queue_id) == (
+    assert what == (category, ROWS[0], at + UNIT.field(field).offset), finding
+    assert (finding.structure, finding.topic, finding.queue_id) == (
         "batchconsumequeue", "TP_pay_Topic", 0)
 
 
 def test_a_row_of_another_queue(batches: Path, changed: Changed) -> None:
     other = row(batches, "batchconsumequeue/TP_pay_Topic/1/00000000000000000000", 0)
     data = UNIT.build(other)
-    found, what = one_of(changed((ROWS[0], 2 * UNIT_SIZE, data)), batches)
+    finding, what = one_of(changed((ROWS[0], 2 * UNIT_SIZE, data)), batches)
     assert what == ("cq-wrong-offset", ROWS[0], 2 * UNIT_SIZE)
-    assert "another queue" in found.detail
+    assert "another queue" in finding.detail
 
 
 def test_a_row_twice(batches: Path, changed: Changed) -> None:
@@ -122,10 +122,10 @@ def test_two_rows_swapped(batches: Path, changed: Changed) -> None:
 @pytest.mark.parametrize(("file", "first", "count"), [(0, 3, 2), (0, 14, 2), (1, 0, 1)])
 def test_zeros_among_rows(file: int, first: int, count: int, batches: Path,
                           changed: Changed) -> None:
-    found, what = one_of(changed((ROWS[file], first * UNIT_SIZE, bytes(
+    finding, what = one_of(changed((ROWS[file], first * UNIT_SIZE, bytes(
         count * UNIT_SIZE))), batches)
     assert what == ("cq-missing-entry", ROWS[file], first * UNIT_SIZE)
-    assert found.count == count
+    assert finding.count == count
 
 
 def test_garbage_in_the_unused_rows(batches: Path, changed: Changed) -> None:
@@ -138,9 +138,9 @@ def test_garbage_in_the_unused_rows(batches: Path, changed: Changed) -> None:
 def test_rows_behind_the_end_of_the_log(batches: Path, changed: Changed) -> None:
     """The log was cut: one finding per queue, at its first row beyond the end."""
     cut = Log(None, row(batches, ROWS[1], 1).physical_offset)
-    found = changed(log=cut)
-    assert {one.category for one in found} == {"cq-ahead"}
-    first = next(one for one in found if one.file and one.file.endswith(ROWS[1]))
+    findings = changed(log=cut)
+    assert {finding.category for finding in findings} == {"cq-ahead"}
+    first = next(finding for finding in findings if finding.file and finding.file.endswith(ROWS[1]))
     assert (first.offset, first.count) == (UNIT_SIZE, 2)
     assert changed(log=cut, live=True) == [], "the log has grown since"
 
@@ -154,9 +154,9 @@ def test_an_expired_log_is_legal(golden_copy: GoldenFolder) -> None:
 def test_a_missing_log_file_loses_rows(golden_copy: GoldenFolder, log: Log) -> None:
     root = golden_copy(SET)
     damage.remove(root, f"commitlog/{49152:020d}")
-    found = run("extras", root, log=log)
-    assert {(one.category, one.severity) for one in found} == {("cq-lost", "info")}
-    assert len(found) > 5
+    findings = run("extras", root, log=log)
+    assert {(finding.category, finding.severity) for finding in findings} == {("cq-lost", "info")}
+    assert len(findings) > 5
 
 
 def test_a_row_to_a_damaged_message(batches: Path, log: Log) -> None:
@@ -164,7 +164,8 @@ def test_a_row_to_a_damaged_message(batches: Path, log: Log) -> None:
     at = row(batches, ROWS[0], 2).physical_offset
     done = damage.write(batches, f"commitlog/{0:020d}", at + 4, b"\0")
     with Store.open(batches) as store:
-        found = list(config.check_queues(store, log.end, live=False,
-                                          in_damage=lambda offset: offset == at))
+        check_queues = list(config.check_queues(store, log.end, live=False,
+                                                 in_damage=lambda offset: offset == at))
     damage.undo(batches, done)
-    assert [(one.category, one.severity) for one in found] == [("cq-lost", "info")]
+    assert [(check_queue.category, check_queue.severity)
+            for check_queue in check_queues] == [("cq-lost", "info")]

@@ -46,18 +46,18 @@ def put(root: Path, data: bytes | None, log: Log = KNOWN, *, live: bool = False)
 # -- legal ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("each", CLEAN, ids=IDS)
-def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+@pytest.mark.parametrize("golden_store", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(golden_store: golden.GoldenStore,
                                               golden: GoldenFolder) -> None:
-    assert run_golden("checkpoint", each, golden(each.id)) == []
+    assert run_golden("checkpoint", golden_store, golden(golden_store.id)) == []
 
 
 @pytest.mark.parametrize("name", tiny_stores.VARIANTS)
 def test_no_trouble_on_a_tiny_store(name: str, tmp_path: Path) -> None:
     store = tiny_stores.variant(tmp_path / "store", name)
     dirs = store.options.commitlog_dirs
-    found = run("checkpoint", store.root, dirs if dirs != ("commitlog",) else ())
-    assert [one.category for one in found] == ["unclean-shutdown"] * store.options.abort
+    findings = run("checkpoint", store.root, dirs if dirs != ("commitlog",) else ())
+    assert [finding.category for finding in findings] == ["unclean-shutdown"] * store.options.abort
 
 
 @pytest.mark.parametrize("values", [
@@ -78,9 +78,9 @@ def test_a_store_without_messages_needs_no_checkpoint(root: Path) -> None:
 
 def test_missing(root: Path) -> None:
     damage.remove(root, "checkpoint")
-    found, what = one_of(run("checkpoint", root), root)
+    finding, what = one_of(run("checkpoint", root), root)
     assert what == ("checkpoint-missing", "checkpoint", 0)
-    assert found.severity == "info", "a broker walks the whole log and writes a new one"
+    assert finding.severity == "info", "a broker walks the whole log and writes a new one"
 
 
 @pytest.mark.parametrize(("size", "severity"), [
@@ -88,9 +88,9 @@ def test_missing(root: Path) -> None:
     (23, "error")])
 def test_too_short_for_the_fields(size: int, severity: str, root: Path) -> None:
     """As zeros both times make a broker walk the whole log; of an index time alone it does not."""
-    found, what = one_of(put(root, page(LAST, LAST, 0)[:size]), root)
+    finding, what = one_of(put(root, page(LAST, LAST, 0)[:size]), root)
     assert what == ("checkpoint-damaged", "checkpoint", size)
-    assert found.severity == severity
+    assert finding.severity == severity
 
 
 @pytest.mark.parametrize(("size", "offset", "severity"), [
@@ -98,9 +98,9 @@ def test_too_short_for_the_fields(size: int, severity: str, root: Path) -> None:
     (4097, 4096, "warning")])
 def test_a_wrong_size_that_costs_no_time(size: int, offset: int, severity: str,
                                          root: Path) -> None:
-    found, what = one_of(put(root, page(LAST, LAST, 0).ljust(size, b"\0")[:size]), root)
+    finding, what = one_of(put(root, page(LAST, LAST, 0).ljust(size, b"\0")[:size]), root)
     assert what == ("checkpoint-damaged", "checkpoint", offset)
-    assert found.severity == severity, "a broker makes a short page whole when it maps it"
+    assert finding.severity == severity, "a broker makes a short page whole when it maps it"
 
 
 @pytest.mark.parametrize("abort", [False, True])
@@ -109,8 +109,9 @@ def test_an_empty_one_heals_at_a_start_and_is_no_alarm(rmqctl: Callable[..., Res
     (root / "checkpoint").write_bytes(b"")
     if abort:
         (root / "abort").touch()
-    found = rmqctl("verify", root, "-o", "json").expect(0).json()["findings"]
-    assert ("checkpoint-damaged", "info") in [(one["category"], one["severity"]) for one in found]
+    findings = rmqctl("verify", root, "-o", "json").expect(0).json()["findings"]
+    assert ("checkpoint-damaged", "info") in [(finding["category"], finding["severity"])
+                                              for finding in findings]
     assert rmqctl("recover", root, "-o", "json").expect(0).json()["actions"], "and still mended"
 
 
@@ -123,16 +124,16 @@ def test_a_terabyte_is_only_a_wrong_size(root: Path) -> None:
 @pytest.mark.parametrize("at", [40, 41, 2000, 4095])
 def test_something_behind_the_fields(at: int, root: Path) -> None:
     damage.write(root, "checkpoint", at, b"\x01")
-    found, what = one_of(run("checkpoint", root), root)
+    finding, what = one_of(run("checkpoint", root), root)
     assert what == ("checkpoint-damaged", "checkpoint", at)
-    assert found.length == 1
+    assert finding.length == 1
 
 
 def test_zero(root: Path) -> None:
     damage.checkpoint_zero(root)
-    found, what = one_of(run("checkpoint", root), root)
+    finding, what = one_of(run("checkpoint", root), root)
     assert what == ("checkpoint-zero", "checkpoint", 0)
-    assert found.severity == "info", "a broker walks the whole log and writes it anew"
+    assert finding.severity == "info", "a broker walks the whole log and writes it anew"
     (root / "abort").touch()
     assert run("checkpoint", root)[0].severity == "info"
     assert run("checkpoint", root, live=True)[0].severity == "info", "a broker's first minute"
@@ -146,9 +147,9 @@ def test_a_time_that_cannot_be(field: str, offset: int, value: int, category: st
                                root: Path) -> None:
     (root / "checkpoint").write_bytes(page(LAST, LAST, 0))
     damage.checkpoint(root, **{field: value})
-    found, what = one_of(run("checkpoint", root, log=KNOWN), root)
+    finding, what = one_of(run("checkpoint", root, log=KNOWN), root)
     assert what == (category, "checkpoint", offset)
-    assert found.length == 8
+    assert finding.length == 8
 
 
 @pytest.mark.parametrize(("field", "offset", "value", "category", "severity"), [
@@ -160,8 +161,8 @@ def test_an_offset_behind_the_log(field: str, offset: int, value: int, category:
                                   severity: str, root: Path) -> None:
     (root / "checkpoint").write_bytes(page(LAST, LAST, 0))
     damage.checkpoint(root, **{field: value})
-    found, what = one_of(run("checkpoint", root, log=KNOWN), root)
-    assert (what, found.severity) == ((category, "checkpoint", offset), severity)
+    finding, what = one_of(run("checkpoint", root, log=KNOWN), root)
+    assert (what, finding.severity) == ((category, "checkpoint", offset), severity)
 
 
 def test_a_running_broker_has_gone_on_since_the_log_was_walked(root: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_running_broker_has_gone_on_since_the_log_was_walked(root: Path) -> No
 def test_every_damage_is_reported_together(root: Path) -> None:
     data = bytearray(page(-5, LAST + 9, 0, 0, 6000))
     data[100] = 1
-    assert [one.offset for one in put(root, bytes(data))] == [100, 0, 8, 32]
+    assert [item.offset for item in put(root, bytes(data))] == [100, 0, 8, 32]
 
 
 # -- abort and lock ------------------------------------------------------------------------------
@@ -182,8 +183,8 @@ def test_every_damage_is_reported_together(root: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"4711", b"4711\n"])
 def test_the_abort_file(content: bytes, root: Path) -> None:
     (root / "abort").write_bytes(content)
-    found, what = one_of(run("checkpoint", root), root)
-    assert (what, found.severity) == (("unclean-shutdown", "abort", None), "info")
+    finding, what = one_of(run("checkpoint", root), root)
+    assert (what, finding.severity) == (("unclean-shutdown", "abort", None), "info")
     assert run("checkpoint", root, live=True) == [], "a running broker has one"
 
 
@@ -191,9 +192,9 @@ def test_the_abort_file(content: bytes, root: Path) -> None:
     (b"pid", 0), (b"47x", 2), (b"\n", 0), (b"1" * 1000, 19)])
 def test_an_abort_file_that_no_broker_wrote(content: bytes, offset: int, root: Path) -> None:
     (root / "abort").write_bytes(content)
-    found = run("checkpoint", root)
-    assert brief(found, root) == [("unclean-shutdown", "abort", None),
-                                  ("small-file", "abort", offset)]
+    findings = run("checkpoint", root)
+    assert brief(findings, root) == [("unclean-shutdown", "abort", None),
+                                     ("small-file", "abort", offset)]
 
 
 @pytest.mark.parametrize(("content", "offset"), [
@@ -218,9 +219,9 @@ def test_no_lock_file_is_legal(root: Path) -> None:
 def test_no_regular_file(name: str, kind, root: Path) -> None:
     (root / name).write_bytes(b"")
     kind(root, name)
-    found = run("checkpoint", root)
-    assert {one.file for one in found} == {str(root / name)}
-    assert found[-1].category == "file-unreadable" if name == "checkpoint" else trouble(found)
+    findings = run("checkpoint", root)
+    assert {finding.file for finding in findings} == {str(root / name)}
+    assert findings[-1].category == "file-unreadable" if name == "checkpoint" else trouble(findings)
 
 
 @pytest.mark.skipif(not damage.can_deny(), reason="root may read everything")
@@ -239,8 +240,8 @@ def test_random_bytes(data: bytes, last: int | None, end: int, live: bool,
     (root / "commitlog").mkdir(parents=True, exist_ok=True)
     for name in ("checkpoint", "abort", "lock"):
         (root / name).write_bytes(data)
-    for one in run("checkpoint", root, log=Log(last, end), live=live):
-        assert one.offset is None or 0 <= one.offset <= len(data)
+    for finding in run("checkpoint", root, log=Log(last, end), live=live):
+        assert finding.offset is None or 0 <= finding.offset <= len(data)
 
 
 def test_the_log_facts_are_those_of_the_store(tiny_base: tiny_stores.Tiny) -> None:

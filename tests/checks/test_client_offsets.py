@@ -18,10 +18,10 @@ GOOD = b'{"offsetTable":{%s:7,%s:9}}' % (*KEYS,)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    found = tmp_path / "10.0.0.1@DEFAULT/g1/offsets.json"
-    found.parent.mkdir(parents=True)
-    found.write_bytes(GOOD)
-    return found
+    path = tmp_path / "10.0.0.1@DEFAULT/g1/offsets.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(GOOD)
+    return path
 
 
 def verdict(path: Path, code: int) -> Any:
@@ -30,10 +30,10 @@ def verdict(path: Path, code: int) -> Any:
 
 
 def test_a_good_file(path: Path) -> None:
-    said = verdict(path, 0)
-    assert (said["ok"], said["findings"]) == (True, [])
-    assert said["coverage"] == {"queues": 2, "brokers": 2, "topics": 1,
-                                "messages_already_lost": None}
+    report = verdict(path, 0)
+    assert (report["ok"], report["findings"]) == (True, [])
+    assert report["coverage"] == {"queues": 2, "brokers": 2, "topics": 1,
+                                  "messages_already_lost": None}
     page = run("verify", path).expect(0).out
     assert "no damage found" in page
     assert "g1" in page
@@ -54,21 +54,21 @@ def test_a_damaged_file(path: Path, main: bytes, backup: bytes | None, category:
     path.write_bytes(main)
     if backup is not None:
         path.with_name("offsets.json.bak").write_bytes(backup)
-    said = verdict(path, 1)
-    (finding,) = said["findings"]
+    report = verdict(path, 1)
+    (finding,) = report["findings"]
     assert (finding["category"], finding["file"]) == (category, str(path))
     assert finding["offset"] >= offset
     assert words in finding["detail"]
-    assert said["next"] == [f"rmqctl dump {path}"]
+    assert report["next"] == [f"rmqctl dump {path}"]
     run("explain", category).expect(0)
 
 
 def test_entries_of_the_wrong_shape(path: Path) -> None:
     path.write_bytes(b'{"offsetTable":{%s:"x",%s:9}}' % (*KEYS,))
-    said = verdict(path, 1)
-    assert [(one["category"], one["severity"]) for one in said["findings"]] == [
+    report = verdict(path, 1)
+    assert [(finding["category"], finding["severity"]) for finding in report["findings"]] == [
         ("config-oddity", "warning")]
-    assert said["coverage"]["queues"] == 1
+    assert report["coverage"]["queues"] == 1
 
 
 def test_options_of_a_store_and_other_files(path: Path, tmp_path: Path) -> None:
@@ -90,6 +90,6 @@ def test_what_can_be_read_is_printed(end: int, path: Path) -> None:
     done.expect(0 if end == len(GOOD) else 1)
     path.write_text(done.out)
     assert verdict(path, 0)["coverage"]["queues"] == len(whole)
-    told = run("offsets", "export", path, "-o", "json").expect(0).json()
-    assert [row["queue_offset"] for row in told["offsets"]] == [7, 9][:len(whole)]
-    assert told["damaged"] is None
+    answer = run("offsets", "export", path, "-o", "json").expect(0).json()
+    assert [row["queue_offset"] for row in answer["offsets"]] == [7, 9][:len(whole)]
+    assert answer["damaged"] is None

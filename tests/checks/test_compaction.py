@@ -52,11 +52,11 @@ def row(root: Path, base: int, number: int) -> batch.UnitRecord:
 
 def records(root: Path, base: int) -> list[message.Record]:
     """The messages of a log file, read one after the other."""
-    data, at, found = (root / log_file(base)).read_bytes(), 0, []
+    data, at, texts = (root / log_file(base)).read_bytes(), 0, []
     while int.from_bytes(data[at + 4:at + 8], "big") in message.VERSIONS:
-        found.append(message.decode(data, at))
-        at += found[-1].total_size
-    return found
+        texts.append(message.decode(data, at))
+        at += texts[-1].total_size
+    return texts
 
 
 def changed(root: Path, file: str, at: int, data: bytes):
@@ -71,10 +71,10 @@ def changed(root: Path, file: str, at: int, data: bytes):
 # -- legal ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("each", CLEAN, ids=IDS)
-def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+@pytest.mark.parametrize("golden_store", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(golden_store: golden.GoldenStore,
                                               golden: GoldenFolder) -> None:
-    assert run_golden("compaction", each, golden(each.id)) == []
+    assert run_golden("compaction", golden_store, golden(golden_store.id)) == []
 
 
 @pytest.mark.parametrize("state", ["compaction-before", "compaction-after-1st"])
@@ -103,7 +103,7 @@ def test_traces_of_a_compaction_are_legal(root: Path) -> None:
 def test_garbage_behind_the_blank_or_the_end_unit_is_legal(base: int, store: Path) -> None:
     """Nobody reads what lies there."""
     if row(store, base, 19) == compaction.END_UNIT:
-        end = sum(one.total_size for one in records(store, base))
+        end = sum(record.total_size for record in records(store, base))
         assert changed(store, log_file(base), end + 8, b"\x55" * 300) == []
     else:
         assert changed(store, cq_file(base), 919, b"\0") == []
@@ -113,11 +113,11 @@ def test_garbage_behind_the_blank_or_the_end_unit_is_legal(base: int, store: Pat
 
 
 def test_a_body_that_does_not_match_its_crc(store: Path) -> None:
-    one = next(one for one in records(store, 0) if one.body)
-    at = one.physical_offset + 88
-    found, what = one_of(changed(store, log_file(0), at, bytes([one.body[0] ^ 1])), store)
-    assert what == ("compaction", log_file(0), one.physical_offset)
-    assert (found.length, found.queue_offset) == (one.total_size, one.queue_offset)
+    record = next(node for node in records(store, 0) if node.body)
+    at = record.physical_offset + 88
+    finding, what = one_of(changed(store, log_file(0), at, bytes([record.body[0] ^ 1])), store)
+    assert what == ("compaction", log_file(0), record.physical_offset)
+    assert (finding.length, finding.queue_offset) == (record.total_size, record.queue_offset)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -125,23 +125,23 @@ def test_a_body_that_does_not_match_its_crc(store: Path) -> None:
                                              (0, struct.pack(">i", 95))])
 def test_a_record_that_is_none(base: int, field: int, data: bytes, store: Path) -> None:
     """One damaged record costs one finding; its row is not accused too."""
-    for one in records(store, base)[:3]:
-        at = one.physical_offset - base
-        found, what = one_of(changed(store, log_file(base), at + field, data), store)
-        assert what == ("compaction", log_file(base), at), found
-        assert found.length == one.total_size
+    for record in records(store, base)[:3]:
+        at = record.physical_offset - base
+        finding, what = one_of(changed(store, log_file(base), at + field, data), store)
+        assert what == ("compaction", log_file(base), at), finding
+        assert finding.length == record.total_size
 
 
 def test_a_record_of_another_queue(store: Path) -> None:
-    one = records(store, 0)[3]
-    found, what = one_of(changed(store, log_file(0), one.physical_offset + 12,
-                                 struct.pack(">i", 1)), store)
-    assert what == ("compaction", log_file(0), one.physical_offset)
-    assert "queue" in found.detail
+    record = records(store, 0)[3]
+    finding, what = one_of(changed(store, log_file(0), record.physical_offset + 12,
+                                   struct.pack(">i", 1)), store)
+    assert what == ("compaction", log_file(0), record.physical_offset)
+    assert "queue" in finding.detail
 
 
 def test_a_blank_that_lies(store: Path) -> None:
-    end = sum(one.total_size for one in records(store, 0))
+    end = sum(record.total_size for record in records(store, 0))
     _, what = one_of(changed(store, log_file(0), end, b"\x01"), store)
     assert what == ("compaction", log_file(0), end)
 
@@ -157,9 +157,9 @@ def test_a_blank_that_lies(store: Path) -> None:
 def test_a_wrong_row(number: int, field: str, value: int, store: Path) -> None:
     at = number * UNIT_SIZE
     data = UNIT.build(row(store, 0, number)._replace(**{field: value}))
-    found, what = one_of(changed(store, cq_file(0), at, data), store)
-    assert what == ("compaction", cq_file(0), at + UNIT.field(field).offset), found
-    assert (found.topic, found.queue_id, found.severity) == (TOPIC, 0, "error")
+    finding, what = one_of(changed(store, cq_file(0), at, data), store)
+    assert what == ("compaction", cq_file(0), at + UNIT.field(field).offset), finding
+    assert (finding.topic, finding.queue_id, finding.severity) == (TOPIC, 0, "error")
 
 
 def test_rows_out_of_order(store: Path) -> None:
@@ -170,12 +170,12 @@ def test_rows_out_of_order(store: Path) -> None:
 
 
 def test_zeros_among_the_rows(store: Path) -> None:
-    found = changed(store, cq_file(0), 3 * UNIT_SIZE, bytes(2 * UNIT_SIZE))
+    findings = changed(store, cq_file(0), 3 * UNIT_SIZE, bytes(2 * UNIT_SIZE))
     gone = records(store, 0)[3:5]
-    assert brief(found, store) == [
+    assert brief(findings, store) == [
         ("compaction", cq_file(0), 3 * UNIT_SIZE),
         ("compaction", log_file(0), gone[0].physical_offset)]
-    assert (found[1].count, found[1].length) == (2, sum(one.total_size for one in gone))
+    assert (findings[1].count, findings[1].length) == (2, sum(record.total_size for record in gone))
 
 
 @pytest.mark.parametrize(("base", "number", "severity"), [(66240, 9, "warning"), (0, 18, "error")])
@@ -184,15 +184,16 @@ def test_the_last_row_was_never_written(base: int, number: int, severity: str,
     """A crash between log and queue leaves this, but only at the very end."""
     data = (compaction.build(compaction.END_UNIT) if base == 0 else b"").ljust(
         (20 - number) * UNIT_SIZE, b"\0")
-    found, what = one_of(changed(store, cq_file(base), number * UNIT_SIZE, data), store)
+    finding, what = one_of(changed(store, cq_file(base), number * UNIT_SIZE, data), store)
     last = records(store, base)[-1]
     assert what == ("compaction", log_file(base), last.physical_offset - base)
-    assert found.severity == severity
+    assert finding.severity == severity
 
 
 def test_rows_missing_in_the_middle_of_the_last_file(store: Path) -> None:
-    found = changed(store, cq_file(66240), 3 * UNIT_SIZE, bytes(UNIT_SIZE))
-    assert [(one.category, one.severity) for one in found] == [("compaction", "error")] * 2
+    findings = changed(store, cq_file(66240), 3 * UNIT_SIZE, bytes(UNIT_SIZE))
+    assert [(finding.category, finding.severity)
+            for finding in findings] == [("compaction", "error")] * 2
 
 
 def test_nothing_is_read_behind_the_end_unit(store: Path) -> None:
@@ -222,8 +223,8 @@ def test_half_of_a_pair(gone: str, root: Path) -> None:
                                                            "config-oddity")])
 def test_the_position_file(data: bytes, category: str, root: Path) -> None:
     (root / POSITIONS).write_bytes(data)
-    found, what = one_of(check(root), root)
-    assert (what[:2], found.severity) == ((category, POSITIONS), "warning")
+    finding, what = one_of(check(root), root)
+    assert (what[:2], finding.severity) == ((category, POSITIONS), "warning")
 
 
 def test_both_position_files(root: Path) -> None:
@@ -263,5 +264,5 @@ def test_random_bytes(log: bytes, rows: bytes, units: list[tuple[int, int, int]]
     (root / log_file(0)).write_bytes(log)
     (root / cq_file(0)).write_bytes(built + rows)
     (root / POSITIONS).write_bytes(positions)
-    for one in check(root):
-        assert one.structure == "compaction"
+    for finding in check(root):
+        assert finding.structure == "compaction"

@@ -18,13 +18,13 @@ def checked(rmqctl: Runner, folder: Path, text: str, *words: object,
             code: int = 1) -> dict[tuple[str, str], dict[str, Any]]:
     """The findings by category and setting."""
     (folder / "broker.conf").write_text(text)
-    made = rmqctl("config", "check", folder / "broker.conf", *words, "-o", "json").expect(
+    answer = rmqctl("config", "check", folder / "broker.conf", *words, "-o", "json").expect(
         code).json()
-    assert made["ok"] == (code == 0)
-    return {(one["category"], one["setting"]): one for one in made["findings"]}
+    assert answer["ok"] == (code == 0)
+    return {(finding["category"], finding["setting"]): finding for finding in answer["findings"]}
 
 
-@pytest.mark.parametrize(("line", "release", "category", "severity", "said"), [
+@pytest.mark.parametrize(("line", "release", "category", "severity", "expected_text"), [
     ("mapedFileSizeCommitLog=1", "4.9.3", "conf-name", "warning", "mappedFileSizeCommitLog?"),
     ("mapedFileSizeCommitLog=1", "4.5.1", None, "", ""),
     ("mappedFileSizeCommitLog=1", "4.5.1", "conf-name", "warning", "mapedFileSizeCommitLog?"),
@@ -44,39 +44,40 @@ def checked(rmqctl: Runner, folder: Path, text: str, *words: object,
     ("brokerName=a # ours", "5.3.3", "conf-value", "error", "the comment is part of the value"),
     ("storePathRootDir=~/data", "5.3.3", "conf-value", "error", "variables or ~"),
     ("storePathEpochFile=/gone/x", "5.3.3", "conf-path", "warning", "/gone/x does not exist")])
-def test_a_setting(line: str, release: str, category: str | None, severity: str, said: str,
+def test_a_setting(line: str, release: str, category: str | None, severity: str, expected_text: str,
                    rmqctl: Runner, tmp_path: Path) -> None:
     setting = line.partition("=")[0]
     troubled = severity in ("error", "warning")
-    found = checked(rmqctl, tmp_path, f"# first\n{line}\n", "--broker-version", release,
-                    code=int(troubled))
-    about = {key: one for key, one in found.items()
+    check_answer = checked(rmqctl, tmp_path, f"# first\n{line}\n", "--broker-version", release,
+                           code=int(troubled))
+    about = {key: item for key, item in check_answer.items()
              if key[1] == setting and key[0] != "conf-default"}
     if category is None:
         assert about == {}
         return
-    one = about[category, setting]
-    assert (one["severity"], one["line"]) == (severity, 2)
-    assert said in one["detail"]
+    finding = about[category, setting]
+    assert (finding["severity"], finding["line"]) == (severity, 2)
+    assert expected_text in finding["detail"]
 
 
 def test_the_last_of_several_counts(rmqctl: Runner, tmp_path: Path) -> None:
-    one = checked(rmqctl, tmp_path, "deleteWhen=01\n\ndeleteWhen=02\n")["conf-value", "deleteWhen"]
-    assert "lines 1, 3" in one["detail"]
-    assert one["value"] == "02"
+    finding = checked(rmqctl, tmp_path, "deleteWhen=01\n\ndeleteWhen=02\n")["conf-value",
+                                                                            "deleteWhen"]
+    assert "lines 1, 3" in finding["detail"]
+    assert finding["value"] == "02"
 
 
 def test_with_a_store(rmqctl: Runner, golden: GoldenFolder, tmp_path: Path) -> None:
     root = golden(STORE)
-    found = checked(rmqctl, tmp_path, f"storePathRootDir={root}\n", root)
-    assert found["conf-store", "storePathCommitLog"]["severity"] == "error"
-    assert "~/store/commitlog" in found["conf-default", "storePathCommitLog"]["detail"]
-    assert found["conf-default", "mappedFileSizeCommitLog"]["severity"] == "info"
-    found = checked(rmqctl, tmp_path, "\n".join((
+    check_answer = checked(rmqctl, tmp_path, f"storePathRootDir={root}\n", root)
+    assert check_answer["conf-store", "storePathCommitLog"]["severity"] == "error"
+    assert "~/store/commitlog" in check_answer["conf-default", "storePathCommitLog"]["detail"]
+    assert check_answer["conf-default", "mappedFileSizeCommitLog"]["severity"] == "info"
+    check_answer = checked(rmqctl, tmp_path, "\n".join((
         "storePathRootDir=/srv/a", f"storePathCommitLog={root}/commitlog",
         "storePathEpochFile=/srv/a/gone", "storePathBrokerIdentity=/srv/a/lock")),
         root, "--broker-version", "5.3.3")
-    assert {key[1] for key in found if key[0] == "conf-path"} == {"storePathEpochFile"}
+    assert {key[1] for key in check_answer if key[0] == "conf-path"} == {"storePathEpochFile"}
     (tmp_path / "broker.conf").write_text(f"storePathRootDir={root}\n")
     page = rmqctl("config", "check", tmp_path / "broker.conf", root).expect(1).out
     assert "(for a 4.9.3 broker)" in page
@@ -94,7 +95,7 @@ def test_the_table_of_names() -> None:
     assert not is_read("storepathRootDir", "4.0.0")
     assert not is_read("enableDLegerCommitLog", "4.4.0")
     assert is_read("dLegerSelfId", "4.5.0")
-    assert {known.kind for known in table().values()} == {
+    assert {setting.kind for setting in table().values()} == {
         "int", "long", "double", "boolean", "String"}
     assert meant("nothing like it at all", "5.3.3") is None
 

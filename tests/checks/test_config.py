@@ -31,10 +31,10 @@ def check(root: Path, *, live: bool = False):
 # -- legal ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("each", CLEAN, ids=IDS)
-def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+@pytest.mark.parametrize("golden_store", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(golden_store: golden.GoldenStore,
                                               golden: GoldenFolder) -> None:
-    assert run_golden("config", each, golden(each.id)) == []
+    assert run_golden("config", golden_store, golden(golden_store.id)) == []
 
 
 def test_integer_keys_without_quotes_are_what_brokers_write(tiny_base: tiny_stores.Tiny) -> None:
@@ -68,12 +68,12 @@ def test_every_cut_is_reported_with_the_good_copy(root: Path) -> None:
     whole = (root / MAIN).read_bytes()
     for size in range(0, len(whole) - 1, 3):
         damage.config(root, NAME, whole[:size])
-        found, what = one_of(check(root), root)
+        finding, what = one_of(check(root), root)
         # The place is where the text that was cut begins: the last token at most.
-        assert what[:2] == ("config-backup", MAIN), found
+        assert what[:2] == ("config-backup", MAIN), finding
         assert size - 20 <= what[2] <= size
-        assert f"{NAME}.bak is intact" in found.detail
-        assert found.severity == "warning"
+        assert f"{NAME}.bak is intact" in finding.detail
+        assert finding.severity == "warning"
 
 
 @pytest.mark.parametrize(("data", "offset"), [
@@ -81,18 +81,18 @@ def test_every_cut_is_reported_with_the_good_copy(root: Path) -> None:
     (b'{"dataVersion":{"counter":1,', 28)])
 def test_a_main_file_nobody_can_read(data: bytes, offset: int, root: Path) -> None:
     damage.config(root, NAME, data)
-    found, what = one_of(check(root), root)
+    finding, what = one_of(check(root), root)
     assert what == ("config-backup", MAIN, offset)
     damage.remove(root, BACKUP)
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("config-unreadable", MAIN, offset), "error")
-    assert "a broker starts without its content" in found.detail
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("config-unreadable", MAIN, offset), "error")
+    assert "a broker starts without its content" in finding.detail
     assert not _refused(root)
     damage.config(root, NAME, data, backup=b"{\x00")
-    found, what = one_of(check(root), root)
+    finding, what = one_of(check(root), root)
     assert what == ("config-unreadable", MAIN, offset)
-    assert f"{NAME}.bak is damaged too" in found.detail
-    assert "a broker does not start with it" in found.detail
+    assert f"{NAME}.bak is damaged too" in finding.detail
+    assert "a broker does not start with it" in finding.detail
     assert _refused(root)
 
 
@@ -112,15 +112,15 @@ def test_only_the_backup_is_there(root: Path) -> None:
 
 def test_a_bad_backup_beside_a_good_file_is_reported(root: Path) -> None:
     (root / BACKUP).write_bytes(b'{"a":1')
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("config-oddity", BACKUP, 6), "info")
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("config-oddity", BACKUP, 6), "info")
 
 
 def test_trailing_garbage(root: Path) -> None:
     done = damage.config_trailing(root, NAME)
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("config-oddity", MAIN, done.offset), "warning")
-    assert (found.length, f"{NAME}.bak is intact" in found.detail) == (done.length, True)
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("config-oddity", MAIN, done.offset), "warning")
+    assert (finding.length, f"{NAME}.bak is intact" in finding.detail) == (done.length, True)
 
 
 @pytest.mark.parametrize(("change", "offset", "severity"), [
@@ -130,9 +130,9 @@ def test_trailing_garbage(root: Path) -> None:
 def test_readable_but_odd(change, offset: int | None, severity: str, root: Path) -> None:
     raw = change((root / MAIN).read_bytes())
     damage.config(root, NAME, raw)
-    found, what = one_of(check(root), root)
+    finding, what = one_of(check(root), root)
     at = raw.index(b"\xff") if offset is None else offset
-    assert (what, found.severity) == (("config-oddity", MAIN, at), severity)
+    assert (what, finding.severity) == (("config-oddity", MAIN, at), severity)
 
 
 def test_entries_of_the_wrong_shape(root: Path) -> None:
@@ -145,8 +145,8 @@ def test_entries_of_the_wrong_shape(root: Path) -> None:
 
 def test_json_of_somebody_else_is_only_reported(root: Path) -> None:
     damage.add_file(root, "config/mine.json", b"{")
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("config-unreadable", "config/mine.json", 1), "info")
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("config-unreadable", "config/mine.json", 1), "info")
 
 
 def test_several_files(root: Path) -> None:
@@ -164,9 +164,9 @@ def test_several_files(root: Path) -> None:
 @pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink])
 def test_no_regular_file(kind, root: Path) -> None:
     kind(root, MAIN)
-    found, what = one_of(check(root), root)
+    finding, what = one_of(check(root), root)
     assert what == ("file-unreadable", MAIN, None)
-    assert f"{NAME}.bak is intact" in found.detail
+    assert f"{NAME}.bak is intact" in finding.detail
 
 
 @pytest.mark.skipif(not damage.can_deny(), reason="root may read everything")
@@ -179,8 +179,8 @@ def test_permission_denied(file: str, root: Path) -> None:
 
 def test_a_terabyte_is_not_read(root: Path) -> None:
     damage.huge_sparse(root, MAIN)
-    found, what = one_of(check(root), root)
-    assert (what[:2], found.severity) == (("config-oddity", MAIN), "warning")
+    finding, what = one_of(check(root), root)
+    assert (what[:2], finding.severity) == (("config-oddity", MAIN), "warning")
 
 
 def test_a_running_broker_overwrites_in_place(root: Path, monkeypatch) -> None:
@@ -215,10 +215,10 @@ def test_random_bytes(name: str, main: bytes, backup: bytes | None,
     (folder / "config" / name).write_bytes(main)
     if backup is not None:
         (folder / "config" / f"{name}.bak").write_bytes(backup)
-    found = check(folder)
-    assert trouble(found) or main.strip()
-    for one in found:
-        assert one.offset is None or 0 <= one.offset <= max(len(main), len(backup or b""))
+    findings = check(folder)
+    assert trouble(findings) or main.strip()
+    for finding in findings:
+        assert finding.offset is None or 0 <= finding.offset <= max(len(main), len(backup or b""))
 
 
 def test_a_file_too_large_to_read_is_a_finding(tiny, rmqctl):
@@ -227,7 +227,8 @@ def test_a_file_too_large_to_read_is_a_finding(tiny, rmqctl):
     path.parent.mkdir(exist_ok=True)
     path.touch()
     os.truncate(path, (64 << 20) + 1)
-    found = rmqctl("verify", tiny.root, "--only", "config", "-o", "json").expect(1).json()
-    one = next(one for one in found["findings"] if str(one["file"]).endswith("config/topics.json"))
-    assert (one["category"], one["severity"]) == ("config-oddity", "warning")
-    assert "67108865 bytes" in one["detail"]
+    answer = rmqctl("verify", tiny.root, "--only", "config", "-o", "json").expect(1).json()
+    finding = next(reported_finding for reported_finding in answer["findings"]
+                   if str(reported_finding["file"]).endswith("config/topics.json"))
+    assert (finding["category"], finding["severity"]) == ("config-oddity", "warning")
+    assert "67108865 bytes" in finding["detail"]

@@ -17,12 +17,12 @@ from tests.support.snapshot import assert_unchanged
 rocksdict = pytest.importorskip("rocksdict")
 
 
-def found(store: Path) -> list[tuple[str, str, str]]:
+def config_findings(store: Path) -> list[tuple[str, str, str]]:
     """(category, severity, place) of what is found in the configuration."""
     with assert_unchanged(store):
         findings = run("verify", store, "--only", "config", "-o", "json").expect(0, 1).json()
-    return [(one["category"], one["severity"], one["file"].rpartition("/config/")[2])
-            for one in findings["findings"]]
+    return [(finding["category"], finding["severity"], finding["file"].rpartition("/config/")[2])
+            for finding in findings["findings"]]
 
 
 def put(folder: Path, *entries: tuple[bytes, bytes | None], family: str = "default") -> None:
@@ -44,11 +44,11 @@ def put(folder: Path, *entries: tuple[bytes, bytes | None], family: str = "defau
 @pytest.mark.parametrize("name", ["rocksdb-config-v1", "rocksdb-config-v1-kill",
                                   "rocksdb-config-v2", "rocksdb-config-v2-kill"])
 def test_nothing_is_wrong_with_the_engines(name: str, golden: GoldenFolder) -> None:
-    assert found(golden(f"5.3.3/{name}/store")) == []
+    assert config_findings(golden(f"5.3.3/{name}/store")) == []
 
 
 def test_files_of_before_are_said_and_no_trouble(golden: GoldenFolder) -> None:
-    assert found(golden("5.3.3/rocksdb-import/store")) == [
+    assert config_findings(golden("5.3.3/rocksdb-import/store")) == [
         ("not-judged", "info", f"{name}.json") for name in ("topics", "subscriptionGroup",
                                                            "consumerOffset")]
 
@@ -69,7 +69,7 @@ def test_a_lost_file(name: str, folder: str, lose: Callable[[Path], Any],
                      golden_copy: GoldenFolder) -> None:
     store = golden_copy(f"5.3.3/{name}/store")
     lose(store / "config" / folder)
-    assert found(store) == [("config-database", "error", folder)]
+    assert config_findings(store) == [("config-database", "error", folder)]
     shown = run("config", store, "groups", "-o", "json").expect(1)
     assert shown.json() == []
     assert f"config/{folder}: " in shown.err
@@ -85,8 +85,8 @@ def test_a_lost_file(name: str, folder: str, lose: Callable[[Path], Any],
 def test_a_lost_data_base(golden_copy: GoldenFolder) -> None:
     store = golden_copy("5.3.3/rocksdb-config-v1/store")
     shutil.rmtree(store / "config/topics")
-    assert found(store) == [("config-database", "error", "topics"),
-                            ("config-topic", "warning", "topics")]
+    assert config_findings(store) == [("config-database", "error", "topics"),
+                                      ("config-topic", "warning", "topics")]
     assert "config/topics" in run("config", store).expect(1).err
 
 
@@ -109,15 +109,15 @@ def test_entries_that_no_broker_writes(golden_copy: GoldenFolder) -> None:
     store = golden_copy("5.3.3/rocksdb-config-v2/store")
     put(store / "config/rdb", (b"\1\0\1\2odd", b"x"), (b"\1\0\3\2\0\3abc", b"\1[]"),
         (b"\1\0\1\2\0\1a\1\0\1b\1\0\0\0\0", b"short"))
-    assert found(store) == [("config-entry", "warning", "rdb")] * 2
+    assert config_findings(store) == [("config-entry", "warning", "rdb")] * 2
     topics = run("config", store, "topics", "-o", "json").expect(1)
     assert [row["topic"] for row in topics.json()] == ["TP_geo", "TP_cart", "TP_orders"]
     assert "not a JSON object" in topics.err
     first_form = golden_copy("5.3.3/rocksdb-config-v1/store")
     put(first_form / "config/topics", (b"\xff", b"{}"), (b"T", b"{"))
     put(first_form / "config/consumerOffsets", (b"T@G", b'{"offsetTable":[]}'))
-    assert found(first_form) == [("config-entry", "warning", "topics"),
-                                 ("config-entry", "warning", "consumerOffsets")]
+    assert config_findings(first_form) == [("config-entry", "warning", "topics"),
+                                           ("config-entry", "warning", "consumerOffsets")]
 
 
 def test_what_a_start_takes_over_from_the_files_of_before(golden_copy: GoldenFolder) -> None:
@@ -126,23 +126,24 @@ def test_what_a_start_takes_over_from_the_files_of_before(golden_copy: GoldenFol
     value = json.loads(file.read_text())
     value["dataVersion"]["counter"] = 7
     file.write_text(json.dumps(value))
-    assert ("config-import", "warning", "topics.json") in found(store)
+    assert ("config-import", "warning", "topics.json") in config_findings(store)
     # Positions: not taken over with the counter 0.
     offsets = store / "config/consumerOffset.json"
     table = {"offsetTable": {"TP_orders@G_late": {"0": 5}}, "dataVersion": {"counter": 0}}
     offsets.write_text(json.dumps(table))
-    assert ("config-import", "info", "consumerOffset.json") in found(store)
+    assert ("config-import", "info", "consumerOffset.json") in config_findings(store)
     put(store / "config/consumerOffsets", *((key.encode(), None) for key in (
         "TP_cart@G_TP_mail", "TP_orders@G_TP_billing")))
-    assert ("config-import", "warning", "consumerOffset.json") in found(store)
+    assert ("config-import", "warning", "consumerOffset.json") in config_findings(store)
     offsets.write_text(json.dumps(table | {"dataVersion": {"counter": 1}}))
-    said = run("verify", store, "--only", "config").expect(1).out
-    assert "import this file" in said
+    output = run("verify", store, "--only", "config").expect(1).out
+    assert "import this file" in output
 
 
 def test_a_topic_whose_queues_a_broker_deletes(golden_copy: GoldenFolder) -> None:
     store = golden_copy("5.3.3/rocksdb-config-v1/store")
     put(store / "config/topics", (b"TP_geo", None))
-    said = run("verify", store, "--only", "config", "-o", "json").expect(1).json()["findings"]
-    assert [(one["category"], one["count"]) for one in said] == [("config-topic", 1)]
-    assert "TP_geo" in said[0]["detail"]
+    findings = run("verify", store, "--only", "config", "-o", "json").expect(1).json()["findings"]
+    assert [(finding["category"], finding["count"])
+            for finding in findings] == [("config-topic", 1)]
+    assert "TP_geo" in findings[0]["detail"]

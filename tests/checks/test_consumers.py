@@ -20,15 +20,16 @@ QUEUE = ("orders", 0)
 
 
 def impact(store: Path, code: int = 1, *more: str) -> dict[str, Any]:
-    found: dict[str, Any] = run("impact", store, *SIZES, *JSON, *more).expect(code).json()
-    return found
+    answer: dict[str, Any] = run("impact", store, *SIZES, *JSON, *more).expect(code).json()
+    return answer
 
 
-def of_queue(found: dict[str, Any], group: str, topic: str = "orders",
+def of_queue(impact: dict[str, Any], group: str, topic: str = "orders",
              queue_id: int = 0) -> dict[str, Any]:
-    records = found.get("queues") or found["consumers"]
-    return next(one for one in records
-                if (one["group"], one["topic"], one["queue_id"]) == (group, topic, queue_id))
+    records = impact.get("queues") or impact["consumers"]
+    return next(record for record in records
+                if (record["group"], record["topic"], record["queue_id"])
+                == (group, topic, queue_id))
 
 
 def numbers(puts: list[Put], key: tuple[str, int] = QUEUE) -> list[int]:
@@ -45,8 +46,8 @@ def test_a_torn_tail(tmp_path: Path, version: int) -> None:
     lost = numbers(torn(writer, 70))
     store = writer.write(tmp_path / "s")
     with snapshot.assert_unchanged(store):
-        found = impact(store)
-    done, midst = of_queue(found, "done"), of_queue(found, "midst")
+        impact_report = impact(store)
+    done, midst = of_queue(impact_report, "done"), of_queue(impact_report, "midst")
     kept = end - len(lost)
     assert (done["position"], done["max_offset"], done["beyond_end"]) == (end, kept, len(lost))
     assert (done["lost_before"], done["lost_after"], done["at_risk"]) == (len(lost), 0, 0)
@@ -55,8 +56,8 @@ def test_a_torn_tail(tmp_path: Path, version: int) -> None:
     assert (midst["beyond_end"], midst["lost_before"], midst["lost_after"]) == (0, 0, len(lost))
     # Positions are written every 5 s, and the end was unclean.
     assert (midst["twice"], midst["twice_at_most"]) == (0, kept - 5)
-    assert any("every 5 s" in note for note in found["notes"])
-    assert found["groups_affected"] == found["groups"] == 2
+    assert any("every 5 s" in note for note in impact_report["notes"])
+    assert impact_report["groups_affected"] == impact_report["groups"] == 2
 
 
 def test_a_damaged_body(tmp_path: Path) -> None:
@@ -71,28 +72,28 @@ def test_a_damaged_body(tmp_path: Path) -> None:
     writer.flip(bad.body_at)
     behind = numbers(writer.puts[81:])
     store = writer.write(tmp_path / "s")
-    found = impact(store)
-    midst, done = of_queue(found, "midst"), of_queue(found, "done")
+    impact_report = impact(store)
+    midst, done = of_queue(impact_report, "midst"), of_queue(impact_report, "done")
     assert (midst["lost_after"], midst["at_risk"], midst["would_be_cut"]) == (
         1, len(behind), len(behind))
     assert midst["max_offset"] == bad.queue_offset
     assert (done["lost_before"], done["lost_after"], done["at_risk"]) == (1, 0, 0)
     assert done["beyond_end"] == len(behind) + 1
-    light = of_queue(found, "light", "%LMQ%a")
+    light = of_queue(impact_report, "light", "%LMQ%a")
     assert (light["lost_after"], light["at_risk"]) == (1, 3)
     # preflight and the broker's strategy say the same, of the queues that are affected.
-    affected = [one for one in found["queues"] if one["beyond_end"] or one["lost_after"]
-                or one["at_risk"]]
+    affected = [row for row in impact_report["queues"] if row["beyond_end"] or row["lost_after"]
+                or row["at_risk"]]
     broker = run("recover", store, *SIZES, "--strategy", "broker", *JSON).expect(1).json()
     seen = run("preflight", store, *SIZES, *JSON).expect(1).json()
-    for one in (seen, broker):
-        assert one["consumers"] == affected
-        assert one["groups_affected"] == 3
+    for row in (seen, broker):
+        assert row["consumers"] == affected
+        assert row["groups_affected"] == 3
     # Salvage loses the one message, unless it is corrected.
     saved = run("recover", store, *SIZES, "--correct", "off", *JSON).expect(1).json()
     assert saved["groups_affected"] == 1
-    assert [(one["group"], one["lost_before"], one["lost_after"], one["at_risk"])
-            for one in saved["consumers"]] == [("midst", 0, 1, 0)]
+    assert [(row["group"], row["lost_before"], row["lost_after"], row["at_risk"])
+            for row in saved["consumers"]] == [("midst", 0, 1, 0)]
     assert run("recover", store, *SIZES, *JSON).expect(0).json()["consumers"] == []
 
 
@@ -104,9 +105,10 @@ def test_one_message_counts_for_the_first_reason_there_is(tmp_path: Path) -> Non
             born_host=("10.0.0.7", 70_000)) if number in (1, 4) else None)
     writer.offsets["orders", "g"] = {0: 0}
     writer.flip(writer.puts[3].body_at)
-    one = of_queue(impact(writer.write(tmp_path / "s")), "g")
-    assert (one["lost_after"], one["would_be_cut"], one["undecodable"], one["at_risk"]) == (
-        1, 2, 1, 3)
+    queue_impact = of_queue(impact(writer.write(tmp_path / "s")), "g")
+    assert (queue_impact["lost_after"], queue_impact["would_be_cut"], queue_impact["undecodable"],
+            queue_impact["at_risk"]) == (
+                1, 2, 1, 3)
 
 
 def test_a_hole_in_the_log_is_before_some_and_after_others(tmp_path: Path) -> None:
@@ -117,8 +119,9 @@ def test_a_hole_in_the_log_is_before_some_and_after_others(tmp_path: Path) -> No
     writer.offsets["orders", "midst"] = {0: lost[3]}
     store = writer.write(tmp_path / "s")
     (store / "commitlog" / f"{16 << 10:020d}").unlink()
-    found = impact(store)
-    assert {group: (of_queue(found, group)["lost_before"], of_queue(found, group)["lost_after"])
+    impact_report = impact(store)
+    assert {group: (of_queue(impact_report, group)["lost_before"],
+                    of_queue(impact_report, group)["lost_after"])
             for group in ("early", "midst", "late")} == {
         "early": (0, len(lost)), "midst": (3, len(lost) - 3), "late": (len(lost), 0)}
 
@@ -130,8 +133,9 @@ def test_what_no_row_leads_to_is_never_delivered(tmp_path: Path) -> None:
     for row in (2, 8):  # they lead to the message before
         writer.rows["orders", 1][row] = writer.rows["orders", 1][row - 1]
     writer.offsets["orders", "g"] = {1: 4}
-    one = of_queue(impact(writer.write(tmp_path / "s")), "g", queue_id=1)
-    assert (one["lost_after"], one["without_row"], one["at_risk"]) == (0, 1, 1)
+    queue_impact = of_queue(impact(writer.write(tmp_path / "s")), "g", queue_id=1)
+    assert (queue_impact["lost_after"], queue_impact["without_row"],
+            queue_impact["at_risk"]) == (0, 1, 1)
 
 
 def test_a_sound_store_affects_nobody(tmp_path: Path) -> None:
@@ -141,11 +145,12 @@ def test_a_sound_store_affects_nobody(tmp_path: Path) -> None:
     store = writer.write(tmp_path / "s")
     topics = json.loads((store / "config" / "topics.json").read_text())
     assert "gone" not in topics["topicConfigTable"]
-    found = impact(store, 0)
-    assert found["groups_affected"] == 0
-    assert [(one["topic"], one["queue_id"], one["position"]) for one in found["queues"]] == [
-        ("orders", 0, 3), ("orders", 1, 0), ("orders", 2, None), ("orders", 3, None)]
-    assert all(one["twice_at_most"] == 0 for one in found["queues"])
+    impact_report = impact(store, 0)
+    assert impact_report["groups_affected"] == 0
+    assert [(queue["topic"], queue["queue_id"], queue["position"])
+            for queue in impact_report["queues"]] == [
+                ("orders", 0, 3), ("orders", 1, 0), ("orders", 2, None), ("orders", 3, None)]
+    assert all(queue["twice_at_most"] == 0 for queue in impact_report["queues"])
     table = run("impact", store, *SIZES).expect(0)
     assert table.out == "consumers: no consumer group affected (1 checked)\n"
     rows = run("impact", store, *SIZES, "-o", "csv").expect(0).out.splitlines()
@@ -162,7 +167,7 @@ def test_one_group_and_one_that_nobody_knows(tmp_path: Path) -> None:
     groups["subscriptionGroupTable"]["silent"] = {"groupName": "silent"}
     (store / "config" / "subscriptionGroup.json").write_text(json.dumps(groups))
     assert impact(store)["groups_without_position"] == ["silent"]
-    assert [one["group"] for one in impact(store, 1, "--group", "far")["queues"]] == ["far"] * 4
+    assert [queue["group"] for queue in impact(store, 1, "--group", "far")["queues"]] == ["far"] * 4
     assert impact(store, 0, "--group", "near")["groups_affected"] == 0
     assert impact(store, 0, "--group", "silent")["queues"] == []
     unknown = run("impact", store, *SIZES, "--group", "nobody").expect(1)
@@ -175,13 +180,15 @@ def test_the_delay_service_is_a_group(tmp_path: Path) -> None:
     for number in range(5):
         writer.put("SCHEDULE_TOPIC_XXXX", b"%d" % number, queue_id=2)
     store = writer.write(tmp_path / "s")
-    found = of_queue(impact(store, 0), "(delay)", "SCHEDULE_TOPIC_XXXX", 2)
-    assert (found["position"], found["twice"], found["twice_at_most"]) == (None, 0, 5)
+    queue_impact = of_queue(impact(store, 0), "(delay)", "SCHEDULE_TOPIC_XXXX", 2)
+    assert (queue_impact["position"], queue_impact["twice"],
+            queue_impact["twice_at_most"]) == (None, 0, 5)
     (store / "config" / "delayOffset.json").write_text('{"offsetTable":{3:9}}')
     # From 4.9.2 on a broker sets it back to the end, and nothing is missed.
-    found = of_queue(impact(store, 0), "(delay)", "SCHEDULE_TOPIC_XXXX", 2)
-    assert (found["position"], found["beyond_end"], found["goes_on_at"]) == (9, 4, 5)
-    assert found["twice_at_most"] == 0
+    queue_impact = of_queue(impact(store, 0), "(delay)", "SCHEDULE_TOPIC_XXXX", 2)
+    assert (queue_impact["position"], queue_impact["beyond_end"],
+            queue_impact["goes_on_at"]) == (9, 4, 5)
+    assert queue_impact["twice_at_most"] == 0
     older = of_queue(impact(store, 1, "--broker-version", "4.9.1"), "(delay)",
                      "SCHEDULE_TOPIC_XXXX", 2)
     assert (older["beyond_end"], older["goes_on_at"]) == (4, None)
@@ -196,9 +203,9 @@ def test_positions_that_cannot_be_read(tmp_path: Path) -> None:
     path.write_bytes(bytes(200))
     assert any(".bak, which is at least 5 s older" in note for note in impact(store, 0)["notes"])
     path.with_name("consumerOffset.json.bak").unlink()
-    found = impact(store)
-    assert not found["positions_known"]
-    assert any("no copy can be read" in note for note in found["notes"])
+    impact_report = impact(store)
+    assert not impact_report["positions_known"]
+    assert any("no copy can be read" in note for note in impact_report["notes"])
 
 
 def test_where_queues_or_positions_are_in_rocksdb_nothing_is_said(tmp_path: Path) -> None:
@@ -212,9 +219,9 @@ def test_where_queues_or_positions_are_in_rocksdb_nothing_is_said(tmp_path: Path
         if folder == "consumequeue":
             assert "RocksDB" in run("impact", store, *SIZES).expect(3).err
         else:  # a data base that does not open, and the others are not there
-            found = impact(store)
-            assert not found["positions_known"]
-            assert any("config/consumerOffsets: no copy" in note for note in found["notes"])
+            impact_report = impact(store)
+            assert not impact_report["positions_known"]
+            assert any("config/consumerOffsets: no copy" in note for note in impact_report["notes"])
 
 
 def test_what_waits_in_a_retry_topic_may_come_from_both(tmp_path: Path) -> None:
@@ -223,8 +230,8 @@ def test_what_waits_in_a_retry_topic_may_come_from_both(tmp_path: Path) -> None:
     writer.put("%RETRY%g", b"x")
     writer.offsets["orders", "g"] = {0: 0}
     writer.offsets["%RETRY%g", "g"] = {0: 0}
-    found = impact(writer.write(tmp_path / "s"), 0)
-    assert any("retry topics of g: " in note for note in found["notes"])
+    impact_report = impact(writer.write(tmp_path / "s"), 0)
+    assert any("retry topics of g: " in note for note in impact_report["notes"])
     writer.offsets["%RETRY%g", "g"] = {0: 1}
     assert not any("retry topics" in note for note in impact(writer.write(tmp_path / "t"),
                                                             0)["notes"])
@@ -244,9 +251,9 @@ def test_beside_a_running_broker_positions_may_be_newer_than_the_queues(tmp_path
     writer.offsets["orders", "g"] = {0: writer.next_offset[QUEUE] + 1, 1: 7}
     store = writer.write(tmp_path / "s")
     with held(store):
-        found = impact(store, 0)
-    assert of_queue(found, "g")["beyond_end"] is None
-    assert any("a broker is running" in note for note in found["notes"])
+        impact_report = impact(store, 0)
+    assert of_queue(impact_report, "g")["beyond_end"] is None
+    assert any("a broker is running" in note for note in impact_report["notes"])
     assert of_queue(impact(store), "g")["beyond_end"] == 1
 
 
@@ -273,15 +280,16 @@ def test_what_the_index_alone_knows_is_in_no_groups_figures(tmp_path: Path, kept
     writer.tear(writer.puts[100].physical, rows=kept == "rows")
     store = writer.write(tmp_path / "s")
     shutil.rmtree(store / "consumequeue")
-    found = impact(store)
+    impact_report = impact(store)
     plan = run("recover", store, *SIZES, *JSON).expect(1).json()
-    lost = [one["lost_before"] for one in found["queues"] if one["topic"] == "orders"]
+    lost = [queue["lost_before"] for queue in impact_report["queues"] if queue["topic"] == "orders"]
     assert sum(lost) == (0 if position == 3 else sum(max(0, 20 - end) for end in (16, 17, 17, 16)))
-    assert not found["complete"]
+    assert not impact_report["complete"]
     assert not plan["consumers_complete"]
-    assert f"{20 - sum(lost)} lost messages belong to unknown queues" in found["notes"][0]
-    assert [one for one in found["queues"] if one["beyond_end"] or one["lost_after"]] == (
-        plan["consumers"])
+    assert f"{20 - sum(lost)} lost messages belong to unknown queues" in impact_report["notes"][0]
+    assert [queue for queue in impact_report["queues"] if queue["beyond_end"]
+            or queue["lost_after"]] == (
+                plan["consumers"])
     page = run("recover", store, *SIZES).expect(1).out
     assert f"{20 - sum(lost)} lost messages belong to unknown queues" in page
     if position == 3:
@@ -313,19 +321,19 @@ def test_beyond_the_end_of_queues_that_a_start_makes_anew(
     """
     expected = json.loads((golden(f"{version}/crash-nocq/before").parent /
                            "expect.json").read_text())["queues"]
-    queues = {(one["topic"], one["queueId"]): one for one in expected if one["max"]}
+    queues = {(queue["topic"], queue["queueId"]): queue for queue in expected if queue["max"]}
     root = golden_copy(f"{version}/crash-nocq/before")
     (root / "config").mkdir()
     table: dict[str, dict[str, int]] = {}
-    for (topic, queue_id), one in queues.items():
-        table.setdefault(f"{topic}@g", {})[str(queue_id)] = one["max"] + 5
+    for (topic, queue_id), queue in queues.items():
+        table.setdefault(f"{topic}@g", {})[str(queue_id)] = queue["max"] + 5
     (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": table}))
-    found = run("impact", root, *size, *JSON).expect(1).json()
-    for (topic, queue_id), one in queues.items():
-        record = of_queue(found, "g", topic, queue_id)
-        made = one["max"] - MADE_FROM[topic, queue_id]
-        at_the_end = version == "5.3.3" or one["min"]
-        told = (one["max"], 0, 0) if at_the_end else (0, made, made)
+    answer = run("impact", root, *size, *JSON).expect(1).json()
+    for (topic, queue_id), queue in queues.items():
+        record = of_queue(answer, "g", topic, queue_id)
+        entry_count = queue["max"] - MADE_FROM[topic, queue_id]
+        at_the_end = version == "5.3.3" or queue["min"]
+        result = (queue["max"], 0, 0) if at_the_end else (0, entry_count, entry_count)
         if version == "4.9.3" and not size:  # which of its files a queue begins in
-            told = (None, 0, made)
-        assert (record["goes_on_at"], record["twice"], record["twice_at_most"]) == told, one
+            result = (None, 0, entry_count)
+        assert (record["goes_on_at"], record["twice"], record["twice_at_most"]) == result, queue

@@ -25,22 +25,22 @@ def store(golden_copy: GoldenFolder) -> Path:
     return golden_copy("5.3.3/controller/store")
 
 
-def found(store: Path) -> list[tuple[str, str]]:
+def findings_of(store: Path) -> list[tuple[str, str]]:
     findings = run("verify", store, "-o", "json").expect(0, 1).json()["findings"]
-    return [(one["category"], one["severity"]) for one in findings]
+    return [(finding["category"], finding["severity"]) for finding in findings]
 
 
 def test_epochs_as_the_engine_wrote_them(golden: GoldenFolder) -> None:
     store = golden("5.3.3/controller/store")
     with assert_unchanged(store):
-        known = run("info", store, "-o", "json").expect(0).json()["controller"]
+        controller = run("info", store, "-o", "json").expect(0).json()["controller"]
         rows = run("config", store, "epochs", "-o", "json").expect(0).json()
-        assert found(store) == []
-    assert known["identity"] == {"cluster": "DefaultCluster", "broker_name": "broker-a",
-                                 "broker_id": 1, "register_check_code": None}
-    assert known["epochs"] == rows == [
-        {"epoch": one.epoch, "start_offset": one.start_offset, "end_offset": end}
-        for one, end in zip(HAS, (25077, 36022, END), strict=True)]
+        assert findings_of(store) == []
+    assert controller["identity"] == {"cluster": "DefaultCluster", "broker_name": "broker-a",
+                                      "broker_id": 1, "register_check_code": None}
+    assert controller["epochs"] == rows == [
+        {"epoch": epoch.epoch, "start_offset": epoch.start_offset, "end_offset": end}
+        for epoch, end in zip(HAS, (25077, 36022, END), strict=True)]
     assert (store / EPOCHS).read_bytes() == epoch.build(HAS)
 
 
@@ -53,8 +53,8 @@ def test_the_engines_answers(golden: GoldenFolder) -> None:
         expected["minPhyOffset"], expected["maxPhyOffset"], expected["readableTotal"])
     ours = {(topic["topic"], queue["queue_id"]): (queue["min_offset"], queue["max_offset"])
             for topic in info["topics"] for queue in topic["queues"]}
-    assert ours == {(one["topic"], one["queueId"]): (one["min"], one["max"])
-                    for one in expected["queues"]}
+    assert ours == {(queue["topic"], queue["queueId"]): (queue["min"], queue["max"])
+                    for queue in expected["queues"]}
 
 
 @pytest.mark.parametrize(("epochs", "expected"), [
@@ -67,29 +67,29 @@ def test_the_engines_answers(golden: GoldenFolder) -> None:
 def test_epochs_against_the_log(store: Path, epochs: list[Epoch],
                                 expected: list[tuple[str, str]]) -> None:
     (store / EPOCHS).write_bytes(epoch.build(epochs))
-    assert found(store) == expected
+    assert findings_of(store) == expected
 
 
 def test_records_above_the_confirmed_end_are_no_damage(store: Path) -> None:
     with (store / "checkpoint").open("r+b") as file:
         file.seek(32)
         file.write((25077).to_bytes(8, "big"))
-    assert found(store) == []
+    assert findings_of(store) == []
 
 
 def test_the_backup_stands_in(store: Path) -> None:
     main = store / EPOCHS
     main.write_bytes(main.read_bytes().replace(b"25077", b"25078"))
-    assert found(store) == [("epoch-file", "warning")]
+    assert findings_of(store) == [("epoch-file", "warning")]
     assert "epochFileCheckpoint.bak" in run("preflight", store).expect(0).err
     shown = run("config", store, "epochs", "-o", "json").expect(1)
     assert [row["epoch"] for row in shown.json()] == [1, 2]
     assert "crc" in shown.err
     main.unlink()
-    assert found(store) == [("epoch-file", "warning")]
+    assert findings_of(store) == [("epoch-file", "warning")]
     (store / f"{EPOCHS}.bak").write_bytes(b"1\n5\n1-0\n")
     main.write_bytes(b"")
-    assert found(store) == [("epoch-file", "error")]
+    assert findings_of(store) == [("epoch-file", "error")]
     assert "NumberFormatException" in run("preflight", store).expect(1).out
 
 
@@ -102,7 +102,7 @@ def test_truncate_cuts_epochs_with_the_log(store: Path, to: int, left: list[Epoc
     for name, kept in ((EPOCHS, left), (f"{EPOCHS}.bak", backup)):
         assert ((store / name).read_bytes() if (store / name).exists() else b"") == (
             epoch.build(kept) if kept else b""), name
-    assert not [one for one in found(store) if one[0].startswith("epoch")]
+    assert not [finding for finding in findings_of(store) if finding[0].startswith("epoch")]
     run("undo", store, "--yes").expect(0)
     assert {name: (store / name).read_bytes() for name in before} == before
 

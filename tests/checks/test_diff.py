@@ -21,18 +21,20 @@ from tests.support.snapshot import copy_tree
 from tests.support.tiny import Tiny
 
 __all__ = ["pair"]
-CLEAN = [pytest.param(each, id=each.id) for each in golden_sets.clean_stores()]
+CLEAN = [pytest.param(golden_store, id=golden_store.id)
+         for golden_store in golden_sets.clean_stores()]
 
 
 # -- nothing differs ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["physical", "queue"])
-@pytest.mark.parametrize("each", CLEAN)
-def test_a_store_equals_itself(each: golden_sets.GoldenStore, by: str,
+@pytest.mark.parametrize("golden_store", CLEAN)
+def test_a_store_equals_itself(golden_store: golden_sets.GoldenStore, by: str,
                                golden: GoldenFolder) -> None:
-    root = golden(each.id)
-    run = diff(root, root, by, dirs=each.commitlog_dirs if each.options else (), whole=True)
+    root = golden(golden_store.id)
+    run = diff(root, root, by, dirs=golden_store.commitlog_dirs if golden_store.options
+               else (), whole=True)
     assert run.equal
     assert not run.remarks
     equal, *rest = counts(run)
@@ -63,11 +65,11 @@ def test_the_same_damage_is_no_difference(by: str, pair: tuple[Tiny, Tiny]) -> N
 def test_one_log_in_one_folder_or_in_two(version: str, golden: GoldenFolder,
                                          tmp_path: Path) -> None:
     root = golden(f"{version}/multipath/store")
-    one = copy_tree(root, tmp_path / "one")
-    (one / "commitlog").mkdir()
-    for file in [*(one / "cl1").iterdir(), *(one / "cl2").iterdir()]:
-        file.rename(one / "commitlog" / file.name)
-    run = diff(root, one, dirs=("cl1", "cl2"), dirs_b=("commitlog",))
+    path = copy_tree(root, tmp_path / "one")
+    (path / "commitlog").mkdir()
+    for file in [*(path / "cl1").iterdir(), *(path / "cl2").iterdir()]:
+        file.rename(path / "commitlog" / file.name)
+    run = diff(root, path, dirs=("cl1", "cl2"), dirs_b=("commitlog",))
     assert run.equal
     assert run.summary["by"] == "physical"
 
@@ -111,14 +113,14 @@ def test_a_changed_body(by: str, pair: tuple[Tiny, Tiny]) -> None:
     changed = b.messages[1]
     change(b, changed, changed.raw.index(b"second"))
     run = diff(a.root, b.root, by)
-    (found,) = run.differences.listed
-    assert (found.kind, found.physical_offset, found.fields) == (
+    (difference,) = run.differences.listed
+    assert (difference.kind, difference.physical_offset, difference.fields) == (
         "different", changed.start, ("body",))
-    assert (found.topic, found.queue_id, found.queue_offset) == ("orders", 1, 0)
-    assert found.unique_key == changed.spec.properties["UNIQ_KEY"]
-    assert found.msg_id == changed.record.message_id
-    assert found.detail == ("body CRC mismatch in b; body of 11 bytes, different from "
-                            "byte 0 on: 7365636f6e642062 / 7265636f6e642062")
+    assert (difference.topic, difference.queue_id, difference.queue_offset) == ("orders", 1, 0)
+    assert difference.unique_key == changed.spec.properties["UNIQ_KEY"]
+    assert difference.msg_id == changed.record.message_id
+    assert difference.detail == ("body CRC mismatch in b; body of 11 bytes, different from "
+                                 "byte 0 on: 7365636f6e642062 / 7265636f6e642062")
     assert counts(run) == (7, 1, 0, 0)
     assert run.differences.total == 1
 
@@ -130,8 +132,8 @@ def test_a_changed_property(by: str, text: bytes, field: str, pair: tuple[Tiny, 
     a, b = pair
     changed = b.messages[1]
     change(b, changed, changed.raw.index(text) + 5)
-    (found,) = diff(a.root, b.root, by).differences.listed
-    assert found.fields == (field,)
+    (difference,) = diff(a.root, b.root, by).differences.listed
+    assert difference.fields == (field,)
 
 
 @pytest.mark.parametrize(("at", "field"), [
@@ -141,8 +143,8 @@ def test_a_changed_property(by: str, text: bytes, field: str, pair: tuple[Tiny, 
 def test_a_changed_field(by: str, at: int, field: str, pair: tuple[Tiny, Tiny]) -> None:
     a, b = pair
     change(b, b.messages[2], at)
-    (found,) = diff(a.root, b.root, by).differences.listed
-    assert (found.kind, found.fields) == ("different", (field,))
+    (difference,) = diff(a.root, b.root, by).differences.listed
+    assert (difference.kind, difference.fields) == ("different", (field,))
 
 
 @pytest.mark.parametrize(("at", "field"), [(64, "store_host"), (76, "prepared_transaction_offset")])
@@ -152,8 +154,8 @@ def test_where_it_is_stored_counts_when_strict(at: int, field: str,
     change(b, b.messages[2], at)
     assert diff(a.root, b.root, "queue").equal
     for options in ({"by": "physical"}, {"by": "queue", "strict": True}):
-        (found,) = diff(a.root, b.root, **options).differences.listed
-        assert found.fields == (field,)
+        (difference,) = diff(a.root, b.root, **options).differences.listed
+        assert difference.fields == (field,)
 
 
 def test_a_damaged_head_costs_one_message(pair: tuple[Tiny, Tiny]) -> None:
@@ -161,9 +163,9 @@ def test_a_damaged_head_costs_one_message(pair: tuple[Tiny, Tiny]) -> None:
     lost = b.messages[3]
     change(b, lost, 4)
     run = diff(a.root, b.root)
-    (found,) = run.differences.listed
-    assert (found.kind, found.physical_offset) == ("missing-in-b", lost.start)
-    assert found.detail.startswith("b is damaged here: invalid magic")
+    (difference,) = run.differences.listed
+    assert (difference.kind, difference.physical_offset) == ("missing-in-b", lost.start)
+    assert difference.detail.startswith("b is damaged here: invalid magic")
     assert counts(run) == (7, 0, 0, 1)
     assert run.summary["b"]["damaged_spans"] == 1
     assert run.summary["b"]["bytes_damaged"] == len(lost.raw)
@@ -179,7 +181,7 @@ def test_damage_where_the_other_has_nothing(pair: tuple[Tiny, Tiny]) -> None:
     file, position = b.place(b.messages[3].start + 8)
     damage.write(b.root, file, position, b"other damage")
     kinds = {"damaged-in-a", "damaged-in-b"}
-    assert {one.kind for one in diff(a.root, b.root).differences.listed} == kinds
+    assert {difference.kind for difference in diff(a.root, b.root).differences.listed} == kinds
 
 
 @pytest.mark.parametrize("by", ["physical", "queue"])
@@ -189,17 +191,18 @@ def test_every_flip_of_a_bit_is_found_and_costs_one_message(by: str, pair: tuple
     rng = random.Random(seed)
     for _ in range(60):
         number = rng.randrange(len(b.messages))
-        one = b.messages[number]
-        at, bit = rng.randrange(len(one.raw)), rng.randrange(8)
-        change(b, one, at, bit)
+        message = b.messages[number]
+        at, bit = rng.randrange(len(message.raw)), rng.randrange(8)
+        change(b, message, at, bit)
         run = diff(a.root, b.root, by)
         if by == "physical":
-            assert in_log(run) in ([("different", one.start)], [("missing-in-b", one.start)])
+            assert in_log(run) in ([("different", message.start)],
+                                   [("missing-in-b", message.start)])
             assert run.summary["equal"] == len(a.messages) - 1, (number, at, bit)
             assert in_log(diff(b.root, a.root, by)) == swapped(in_log(run))
         elif run.equal:  # what is not part of the message itself
             assert 64 <= at < 72 or 76 <= at < 84, (number, at, bit)
-        change(b, one, at, bit)
+        change(b, message, at, bit)
     assert diff(a.root, b.root, by).equal
 
 
@@ -251,23 +254,26 @@ def test_any_damage_on_both_sides(chunk: int, run: int, golden: GoldenFolder, tm
     spoil(b, rng)
     ours, theirs = records(a), records(b)
     expected = by_hand(ours, theirs)
-    found = diff(a, b, "physical", most=10_000)
-    messages = sorted(one for one in in_log(found) if not one[0].startswith("damaged"))
+    difference_report = diff(a, b, "physical", most=10_000)
+    messages = sorted(place for place in in_log(difference_report)
+                      if not place[0].startswith("damaged"))
     assert messages == expected
     kinds = Counter(kind for kind, _ in expected)
-    assert counts(found) == (len(ours.keys() & theirs.keys()) - kinds["different"],
-                             kinds["different"], kinds["missing-in-a"], kinds["missing-in-b"])
-    assert sorted(in_log(diff(b, a, "physical", most=10_000))) == sorted(swapped(in_log(found)))
+    assert counts(difference_report) == (len(ours.keys() & theirs.keys()) - kinds["different"],
+                                         kinds["different"], kinds["missing-in-a"],
+                                         kinds["missing-in-b"])
+    assert sorted(in_log(diff(b, a, "physical",
+                              most=10_000))) == sorted(swapped(in_log(difference_report)))
     by_queue = diff(a, b, "queue", most=10_000, strict=True)
-    assert counts(by_queue)[0] == counts(found)[0]
+    assert counts(by_queue)[0] == counts(difference_report)[0]
     assert by_queue.summary["a"]["messages"] == len(ours)
 
 
 @pytest.mark.parametrize("by", ["physical", "queue"])
 def test_what_is_not_kept_is_counted(by: str, pair: tuple[Tiny, Tiny]) -> None:
     a, b = pair
-    for one in b.messages[:4]:
-        change(b, one, 16)
+    for message in b.messages[:4]:
+        change(b, message, 16)
     change(b, b.messages[5], 4)
     every = diff(a.root, b.root, by)
     for most in range(6):

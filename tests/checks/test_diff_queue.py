@@ -23,7 +23,7 @@ def moved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Tiny, Tiny]:
              Spec("half", 0, b"q", sys_flag=sysflag.TRANSACTION_PREPARED)]
     first = Spec("first", 0, b"in front")
     a = tiny_stores.build(tmp_path / "a", specs, append_crc=request.param)
-    elsewhere = [replace(one, store="[::2]:10911") for one in (first, *specs)]
+    elsewhere = [replace(spec, store="[::2]:10911") for spec in (first, *specs)]
     b = tiny_stores.build(tmp_path / "b", elsewhere, append_crc=request.param)
     earlier(b)
     return a, b
@@ -43,16 +43,18 @@ def test_a_change_in_a_moved_store(moved: tuple[Tiny, Tiny]) -> None:
     a, b = moved
     changed = b.messages[2]
     change(b, changed, changed.raw.index(b"second"))
-    found = next(one for one in diff(a.root, b.root).differences.listed if one.kind == "different")
-    assert (found.physical_offset, found.physical_offset_b) == (a.messages[1].start, changed.start)
-    assert found.msg_id != found.msg_id_b
-    assert found.fields == ("body",)
+    difference = next(item for item in diff(a.root, b.root).differences.listed
+                      if item.kind == "different")
+    assert (difference.physical_offset, difference.physical_offset_b) == (a.messages[1].start,
+                                                                          changed.start)
+    assert difference.msg_id != difference.msg_id_b
+    assert difference.fields == ("body",)
 
 
 def test_another_order_of_properties_is_the_same_message(tmp_path: Path) -> None:
     forward = {"UNIQ_KEY": "A", "KEYS": "k", "TAGS": "t"}
-    stores = [tiny_stores.build(tmp_path / name, [Spec("t", 0, b"x", known)] * 3)
-              for name, known in (("a", forward), ("b", dict(reversed(forward.items()))))]
+    stores = [tiny_stores.build(tmp_path / name, [Spec("t", 0, b"x", properties)] * 3)
+              for name, properties in (("a", forward), ("b", dict(reversed(forward.items()))))]
     assert counts(diff(stores[0].root, stores[1].root, "queue")) == (3, 0, 0, 0)
     physical = diff(stores[0].root, stores[1].root, "physical")
     assert counts(physical) == (0, 3, 0, 0)
@@ -66,7 +68,7 @@ def test_another_order_of_queues(block: int, tmp_path: Path,
     monkeypatch.setattr(queue, "_BLOCK", block)
     specs = [Spec("t", number % 3, b"%d" % number) for number in range(60)]
     a = tiny_stores.build(tmp_path / "a", specs)
-    b = tiny_stores.build(tmp_path / "b", sorted(specs, key=lambda one: one.queue_id))
+    b = tiny_stores.build(tmp_path / "b", sorted(specs, key=lambda queue: queue.queue_id))
     for tiny in (a, b):
         times_of_their_own(tiny)
     assert counts(diff(a.root, b.root, "queue")) == (60, 0, 0, 0)
@@ -76,9 +78,9 @@ def test_another_order_of_queues(block: int, tmp_path: Path,
 
 def times_of_their_own(tiny: Tiny) -> None:
     """Times are in the order of the log; here they shall belong to the message: its body."""
-    for one in tiny.messages:
-        file, position = tiny.place(one.start)
-        when = (tiny_stores.EPOCH + int(one.spec.body)).to_bytes(8, "big")
+    for message in tiny.messages:
+        file, position = tiny.place(message.start)
+        when = (tiny_stores.EPOCH + int(message.spec.body)).to_bytes(8, "big")
         damage.write(tiny.root, file, position + 40, when)
         damage.write(tiny.root, file, position + 56, when)
 
@@ -93,8 +95,9 @@ def test_keys_are_exact(tmp_path: Path) -> None:
     b = tiny_stores.build(tmp_path / "b", [first, odd, done, half])
     for tiny in (a, b):
         times_of_their_own(tiny)
-        one = next(one for one in tiny.messages if one.spec is odd)
-        change(tiny, one, 22)  # 1 << 40
+        message = next(stored_message for stored_message in tiny.messages
+                       if stored_message.spec is odd)
+        change(tiny, message, 22)  # 1 << 40
     assert counts(diff(a.root, b.root, "queue")) == (4, 0, 0, 0)
 
 
@@ -109,7 +112,7 @@ def test_a_queue_that_has_expired_as_a_whole(kept: bool, tmp_path: Path) -> None
     run = diff(a.root, b.root, "queue")
     assert run.equal is kept
     assert counts(run) == (4, 0, 0, 0 if kept else 4)
-    assert [(one["where"], one["messages"]) for one in run.summary["outside"]] == [
+    assert [(file["where"], file["messages"]) for file in run.summary["outside"]] == [
         ("before" if kept else "beyond", 4)]
 
 

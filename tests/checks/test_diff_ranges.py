@@ -35,14 +35,16 @@ def test_a_slave_that_lags(pair: tuple[Tiny, Tiny]) -> None:
     run = diff(a.root, b.root)
     end = cut.start  # where the next message would go
     assert run.remarks == [f"b ends at {end}; a continues to {a.log_end}: 2 messages"]
-    assert in_log(run) == [("missing-in-b", one.start) for one in a.messages[6:]]
+    assert in_log(run) == [("missing-in-b", message.start) for message in a.messages[6:]]
     assert run.differences.listed[0].detail.startswith("b ends at ")
-    assert [(one["store"], one["where"], one["messages"]) for one in run.summary["outside"]] == [
-        ("a", "beyond", 2)]
+    assert [(file["store"], file["where"], file["messages"])
+            for file in run.summary["outside"]] == [
+                ("a", "beyond", 2)]
     by_queue = diff(a.root, b.root, "queue")
     assert sorted(in_log(by_queue)) == in_log(run)
-    assert next(one.detail for one in by_queue.differences.listed if one.queue_id == 1) == (
-        "the queue ends at 1 in b")
+    assert next(difference.detail for difference in by_queue.differences.listed
+                if difference.queue_id == 1) == (
+                    "the queue ends at 1 in b")
 
 
 def test_a_log_cut_inside_a_record(pair: tuple[Tiny, Tiny]) -> None:
@@ -58,14 +60,14 @@ def test_a_log_cut_inside_a_record(pair: tuple[Tiny, Tiny]) -> None:
 def within(tiny: Tiny, number: int) -> list[Placed]:
     """The messages in a commitlog file."""
     size = tiny.options.commitlog_file_size
-    return [one for one in tiny.messages if one.start // size == number]
+    return [message for message in tiny.messages if message.start // size == number]
 
 
 def test_a_missing_file_in_the_middle(long_pair: tuple[Tiny, Tiny]) -> None:
     a, b = long_pair
     damage.remove(b.root, f"commitlog/{2048:020d}")
     run = diff(a.root, b.root)
-    assert in_log(run) == [("missing-in-b", one.start) for one in within(a, 2)]
+    assert in_log(run) == [("missing-in-b", difference.start) for difference in within(a, 2)]
     assert run.differences.listed[0].detail == "no file of b covers this offset"
     assert swapped(in_log(diff(b.root, a.root))) == in_log(run)
     assert counts(run) == (10, 0, 0, 2)
@@ -77,8 +79,8 @@ def test_a_missing_file_where_the_other_log_ends(long_pair: tuple[Tiny, Tiny]) -
     damage.remove(a.root, f"commitlog/{4096:020d}")
     damage.remove(b.root, f"commitlog/{5120:020d}")
     run = diff(a.root, b.root)
-    assert in_log(run) == [*(("missing-in-a", one.start) for one in within(a, 4)),
-                           *(("missing-in-b", one.start) for one in within(a, 5))]
+    assert in_log(run) == [*(("missing-in-a", difference.start) for difference in within(a, 4)),
+                           *(("missing-in-b", difference.start) for difference in within(a, 5))]
 
 
 def test_a_file_that_shrinks_meanwhile(long_pair: tuple[Tiny, Tiny]) -> None:
@@ -127,12 +129,13 @@ def test_an_expired_head_is_only_mentioned(by: str, long_pair: tuple[Tiny, Tiny]
     damage.remove(b.root, f"commitlog/{0:020d}")
     run = diff(a.root, b.root, by)
     assert run.equal
-    assert [(one["store"], one["where"], one["messages"]) for one in run.summary["outside"]] == [
-        ("a", "before", 2)]
+    assert [(file["store"], file["where"], file["messages"])
+            for file in run.summary["outside"]] == [
+                ("a", "before", 2)]
     assert len(run.remarks) == 1
     assert diff(b.root, a.root, by).equal
     whole = diff(a.root, b.root, by, whole=True)
-    assert in_log(whole) == [("missing-in-b", one.start) for one in within(a, 0)]
+    assert in_log(whole) == [("missing-in-b", difference.start) for difference in within(a, 0)]
     assert swapped(in_log(diff(b.root, a.root, by, whole=True))) == in_log(whole)
 
 
@@ -143,9 +146,9 @@ def test_nothing_in_common(long_pair: tuple[Tiny, Tiny]) -> None:
     for by in ("auto", "physical"):
         run = diff(a.root, b.root, by)
         assert run.summary["by"] == ("queue" if by == "auto" else by)
-        assert in_log(run) == [("missing-in-a", one.start) for one in a.messages[6:]]
+        assert in_log(run) == [("missing-in-a", message.start) for message in a.messages[6:]]
         assert counts(run) == (0, 0, 6, 0)
-        assert [one["messages"] for one in run.summary["outside"]] == [6, 6]
+        assert [file["messages"] for file in run.summary["outside"]] == [6, 6]
 
 
 def test_an_empty_store(pair: tuple[Tiny, Tiny]) -> None:
@@ -178,18 +181,19 @@ def test_bounds_of_queues(pair: tuple[Tiny, Tiny]) -> None:
     damage.remove(b.root, "consumequeue/orders/0/00000000000000000060")
     damage.remove_folder(b.root, "consumequeue/bills/0")
     damage.remove(a.root, "consumequeue/orders/0/00000000000000000000")
-    found = {(one.topic, one.queue_id): one for one in diff(a.root, b.root).differences.listed}
-    assert found.keys() == {("orders", 0), ("bills", 0)}
-    assert found["orders", 0].fields == ("min_offset", "max_offset")
-    assert found["orders", 0].detail == "a: min 3, max 4; b: min 0, max 3"
-    assert found["bills", 0].detail == "a: min 0, max 2; b: no such queue"
+    differences = {(difference.topic, difference.queue_id): difference
+                   for difference in diff(a.root, b.root).differences.listed}
+    assert differences.keys() == {("orders", 0), ("bills", 0)}
+    assert differences["orders", 0].fields == ("min_offset", "max_offset")
+    assert differences["orders", 0].detail == "a: min 3, max 4; b: min 0, max 3"
+    assert differences["bills", 0].detail == "a: min 0, max 2; b: no such queue"
 
 
 def test_another_beginning_of_a_queue(long_pair: tuple[Tiny, Tiny]) -> None:
     a, b = long_pair
     damage.remove(b.root, "consumequeue/t/0/00000000000000000000")
-    (found,) = diff(a.root, b.root).differences.listed
-    assert (found.queue_id, found.fields) == (0, ("min_offset",))
+    (difference,) = diff(a.root, b.root).differences.listed
+    assert (difference.queue_id, difference.fields) == (0, ("min_offset",))
     damage.remove(b.root, f"commitlog/{0:020d}")  # now rows may have expired there
     run = diff(a.root, b.root)
     assert run.equal
@@ -211,4 +215,5 @@ def test_configuration_and_checkpoint_are_named(pair: tuple[Tiny, Tiny]) -> None
                                      "only_in_a": [names[1]], "only_in_b": []}
     assert run.summary["checkpoint"]["different"] == ["logics_msg_timestamp"]
     whole = diff(a.root, b.root, whole=True)
-    assert [one.file for one in whole.differences.listed] == [f"config/{one}" for one in names[:2]]
+    assert [difference.file for difference in whole.differences.listed] == [f"config/{name}"
+                                                                            for name in names[:2]]

@@ -39,9 +39,9 @@ def ask(root: Path, release: str, used: float, hours: float = 1, **conf: Any) ->
         return preflight(store, release, machine=StartEnvironment(now, used))
 
 
-def disk(made: Prediction) -> DiskUse:
-    assert made.disk is not None
-    return made.disk
+def disk(prediction: Prediction) -> DiskUse:
+    assert prediction.disk is not None
+    return prediction.disk
 
 
 # -- how full the disk is ------------------------------------------------------------------------
@@ -53,13 +53,13 @@ def disk(made: Prediction) -> DiskUse:
     (0.90, 4, False), (0.901, 4, True), (0.96, 4, True), (1.0, 4, True)])
 def test_the_disk_is_full(golden: GoldenFolder, release: str, used: float, files: int,
                           refuses: bool) -> None:
-    made = ask(golden(at(release)), release, used)
-    assert (disk(made).deletes_files, made.refuses_writes) == (files, refuses)
-    assert made.harmless is (not files)
-    assert made.messages_lost == 0
-    messages = [loss.count for loss in made.other_losses]
-    assert messages == ([disk(made).deletes_messages] if files else [])
-    assert not made.recovers
+    prediction = ask(golden(at(release)), release, used)
+    assert (disk(prediction).deletes_files, prediction.refuses_writes) == (files, refuses)
+    assert prediction.harmless is (not files)
+    assert prediction.messages_lost == 0
+    messages = [loss.count for loss in prediction.other_losses]
+    assert messages == ([disk(prediction).deletes_messages] if files else [])
+    assert not prediction.recovers
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -77,9 +77,9 @@ def test_the_messages_of_the_files_that_go_are_counted(golden: GoldenFolder, rel
 
 def test_the_messages_are_read_where_no_row_tells(golden_copy: GoldenFolder) -> None:
     root = golden_copy(at("4.9.3"))
-    known = disk(ask(root, "4.9.3", 0.9)).deletes_messages
+    deletes_messages = disk(ask(root, "4.9.3", 0.9)).deletes_messages
     os.rename(root / "consumequeue", root / "elsewhere")
-    assert disk(ask(root, "4.9.3", 0.9)).deletes_messages == known
+    assert disk(ask(root, "4.9.3", 0.9)).deletes_messages == deletes_messages
 
 
 def test_no_more_goes_than_it_takes(golden_copy: GoldenFolder,
@@ -125,8 +125,8 @@ def _version(release: str) -> Any:
     ("5.3.3", {"cleanFileForciblyEnable": False}, 0.92, 0, True)])
 def test_limits(golden: GoldenFolder, release: str, conf: Mapping[str, Any], used: float,
                 files: int, refuses: bool) -> None:
-    made = ask(golden(at(release)), release, used, **conf)
-    assert (disk(made).deletes_files, made.refuses_writes) == (files, refuses)
+    prediction = ask(golden(at(release)), release, used, **conf)
+    assert (disk(prediction).deletes_files, prediction.refuses_writes) == (files, refuses)
 
 
 # -- files that are too old ----------------------------------------------------------------------
@@ -142,11 +142,12 @@ def test_files_that_expire_are_no_loss(golden_copy: GoldenFolder, release: str, 
     written = time.time()
     for file in (root / "commitlog").iterdir():
         os.utime(file, (written, written))
-    made = ask(root, release, 0.4, hours, **conf)
-    assert disk(made).expires_files == files
-    assert made.harmless
-    said = [note for note in made.notes if "fileReservedTime" in note and "deleteWhen=04" in note]
-    assert bool(said) is bool(files)
+    prediction = ask(root, release, 0.4, hours, **conf)
+    assert disk(prediction).expires_files == files
+    assert prediction.harmless
+    notes = [note for note in prediction.notes if "fileReservedTime" in note
+             and "deleteWhen=04" in note]
+    assert bool(notes) is bool(files)
 
 
 def test_doctor_and_preflight_say_what_expires(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
@@ -154,19 +155,20 @@ def test_doctor_and_preflight_say_what_expires(golden_copy: GoldenFolder, rmqctl
     root = golden_copy(at("5.3.3"))
     for file in (root / "commitlog").iterdir():
         os.utime(file, (0, 0))
-    said = re.compile(r"4 log files \([0-9,]+ messages\) older than fileReservedTime=72 h: "
-                      "the broker deletes them in the hour of deleteWhen=04")
+    expected_text = re.compile(
+        r"4 log files \([0-9,]+ messages\) older than fileReservedTime=72 h: "
+                               "the broker deletes them in the hour of deleteWhen=04")
     for name in ("doctor", "preflight"):
         done = rmqctl(name, root, "--disk-used", "0.4")
-        assert said.search(" ".join((done.out + done.err).split())), name
+        assert expected_text.search(" ".join((done.out + done.err).split())), name
 
 
 def test_expired_files_go_at_once_on_a_disk_that_is_nearly_full(golden: GoldenFolder) -> None:
-    made = ask(golden(at("5.3.3")), "5.3.3", 0.8, 200, deleteWhen="02;14")
-    assert disk(made).expires_at_once
-    assert disk(made).delete_when == "02;14"
-    assert "1 minute after startup" in "".join(made.notes)
-    assert made.harmless
+    prediction = ask(golden(at("5.3.3")), "5.3.3", 0.8, 200, deleteWhen="02;14")
+    assert disk(prediction).expires_at_once
+    assert disk(prediction).delete_when == "02;14"
+    assert "1 minute after startup" in "".join(prediction.notes)
+    assert prediction.harmless
 
 
 def test_the_first_young_file_keeps_all_that_follow(golden_copy: GoldenFolder) -> None:

@@ -21,8 +21,8 @@ def findings(store: Path, *words: str, trouble: bool = True) -> list[dict[str, A
     cover = result.json()["coverage"]
     assert cover["bytes_total"] == sum(cover[f"bytes_{name}"] for name in (
         "in_messages", "blank", "zero", "damaged"))
-    return [one for one in result.json()["findings"] if one["category"] != "early-times"
-            and (not trouble or one["severity"] != "info")]
+    return [finding for finding in result.json()["findings"] if finding["category"] != "early-times"
+            and (not trouble or finding["severity"] != "info")]
 
 
 def checkpoint(store: Path, end: int, committed: int) -> None:
@@ -54,12 +54,12 @@ def test_a_field_of_a_head(store: Path, field: tuple[int, str], value: int, cate
     starts = store_of(store / "again", BODIES)
     patch(store, starts[30] + field[0], struct.pack(field[1], value))
     for jobs in ("1", "3"):
-        found = [one for one in findings(store, "--jobs", jobs)
-                 if one["category"] != "dledger-index"]
-        assert {one["category"] for one in found} == {category}
-        assert words in found[0]["detail"]
-        assert found[0]["offset"] == starts[30]
-        assert found[0]["position"] == starts[30] % SIZE
+        reported = [finding for finding in findings(store, "--jobs", jobs)
+                    if finding["category"] != "dledger-index"]
+        assert {finding["category"] for finding in reported} == {category}
+        assert words in reported[0]["detail"]
+        assert reported[0]["offset"] == starts[30]
+        assert reported[0]["position"] == starts[30] % SIZE
     assert len(run("read", store, "-o", "jsonl").expect(0).jsonl()) == 60
 
 
@@ -70,30 +70,33 @@ def test_the_index(store: Path) -> None:
         file.write(struct.pack(">q", 77))
         file.seek(32 * 40)
         file.write(bytes(32 * 3))
-    one, = findings(store)
-    assert (one["category"], one["severity"], one["count"]) == ("dledger-index", "warning", 4)
-    assert "4 units not matching their entries, the first: entry 20" in one["detail"]
+    finding, = findings(store)
+    assert (finding["category"], finding["severity"], finding["count"]) == ("dledger-index",
+                                                                            "warning", 4)
+    assert "4 units not matching their entries, the first: entry 20" in finding["detail"]
     os.truncate(units, 4096)
-    assert [one["category"] for one in findings(store)] == ["dledger-index", "file-size"]
+    assert [reported_finding["category"]
+            for reported_finding in findings(store)] == ["dledger-index", "file-size"]
     units.unlink()
-    one, = findings(store)
-    assert one["category"] == "dledger-index-missing"
+    finding, = findings(store)
+    assert finding["category"] == "dledger-index-missing"
 
 
 def test_entries_that_are_gone_or_not_committed(store: Path) -> None:
     checkpoint(store, 63, 61)
-    one, = findings(store)
-    assert (one["category"], one["count"]) == ("dledger-cut", 4)
-    assert "4 entries are lost, 2 of them committed" in one["detail"]
+    finding, = findings(store)
+    assert (finding["category"], finding["count"]) == ("dledger-cut", 4)
+    assert "4 entries are lost, 2 of them committed" in finding["detail"]
     checkpoint(store, 59, 50)
-    one, = findings(store, trouble=False)
-    assert (one["category"], one["count"]) == ("dledger-uncommitted", 9)
+    finding, = findings(store, trouble=False)
+    assert (finding["category"], finding["count"]) == ("dledger-uncommitted", 9)
     (store / "dledger-n0/checkpoint").write_text("endIndex=x\n")
-    one, = findings(store)
-    assert one["category"] == "dledger-checkpoint"
+    finding, = findings(store)
+    assert finding["category"] == "dledger-checkpoint"
     # DLedger does not read the copy, but what it proves counts.
     (store / "dledger-n0/checkpoint.bak").write_text("endIndex=63\ncommittedIndex=61\n")
-    assert [one["category"] for one in findings(store)] == ["dledger-checkpoint", "dledger-cut"]
+    assert [finding["category"]
+            for finding in findings(store)] == ["dledger-checkpoint", "dledger-cut"]
     (store / "dledger-n0/checkpoint.bak").unlink()
     (store / "dledger-n0/checkpoint").unlink()
     assert findings(store) == []
@@ -102,13 +105,13 @@ def test_entries_that_are_gone_or_not_committed(store: Path) -> None:
 def test_a_damaged_message_in_a_whole_entry_breaks_no_chain(store: Path) -> None:
     starts = store_of(store / "again", BODIES)
     patch(store, starts[30] + 48, bytes(40))
-    one, = findings(store)
-    assert one["category"] == "record-damaged"
-    assert "entry 30 is intact" in one["detail"]
+    finding, = findings(store)
+    assert finding["category"] == "record-damaged"
+    assert "entry 30 is intact" in finding["detail"]
     # Two heads that are gone: the entries behind them go on with a later index.
     patch(store, starts[40], bytes(starts[42] - starts[40]))
-    found = findings(store)
-    assert [one["category"] for one in found] == ["record-damaged", "zero-gap"]
+    store_findings = findings(store)
+    assert [finding["category"] for finding in store_findings] == ["record-damaged", "zero-gap"]
 
 
 def test_what_the_engine_left_has_no_other_trouble() -> None:
@@ -118,7 +121,8 @@ def test_what_the_engine_left_has_no_other_trouble() -> None:
                                ("crash-trunc-header", {"torn-tail", "dledger-cut"}),
                                ("crash-crc", {"body-crc"})):
             folder = layout_set(f"{version}/dledger-{name}")
-            assert {one["category"] for one in findings(folder / "before")} == expected, name
+            assert {finding["category"]
+                    for finding in findings(folder / "before")} == expected, name
         assert findings(layout_set(f"{version}/dledger-crash") / "after") == []
 
 
@@ -130,4 +134,4 @@ def test_a_hole_between_the_old_log_and_the_new_one(tmp_path: Path) -> None:
                     ignore=shutil.ignore_patterns("index"))
     last = max((store / "commitlog").iterdir())
     last.unlink()
-    assert "file-missing" in {one["category"] for one in findings(store)}
+    assert "file-missing" in {finding["category"] for finding in findings(store)}

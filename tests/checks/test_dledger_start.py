@@ -54,17 +54,18 @@ def test_one_release_before_the_walk() -> None:
 
 def test_what_it_says_and_how_it_ends() -> None:
     folder = layout_set("5.3.3/dledger-crash-idle") / "before"
-    said = run("preflight", folder, "--broker-version", "5.3.3").expect(1)
+    result = run("preflight", folder, "--broker-version", "5.3.3").expect(1)
     assert "does not count the headers of DLedger entries" in " ".join(
-        f"{said.out}{said.err}".split())
-    assert f"rmqctl doctor {folder}" in said.out
+        f"{result.out}{result.err}".split())
+    assert f"rmqctl doctor {folder}" in result.out
     older = run("preflight", folder, "--broker-version", "4.9.3").expect(1)
     assert "would start and lose no message, but 250 index entries" in older.out
     assert run("doctor", folder, "-o", "json").expect(1).json()["would_lose"] == 1
     run("doctor", layout_set("5.3.3/dledger3") / "store").expect(0)
     missing = layout_set("5.3.3/dledger-crash-noindex") / "before"
-    action, = [one for one in run("preflight", missing, "-o", "json").json()["actions"]
-               if one["target"] == "dledger-n0/index"]
+    action, = [planned_action
+               for planned_action in run("preflight", missing, "-o", "json").json()["actions"]
+               if planned_action["target"] == "dledger-n0/index"]
     assert (action["action"], action["to"], action["unit"]) == ("write", 128, "entry")
 
 

@@ -28,8 +28,8 @@ def ask(root: Path, release: str) -> Prediction:
                          machine=StartEnvironment(1_795_240_000_000, no_disk="not asked"))
 
 
-def losses(made: Prediction) -> dict[str, int | None]:
-    return {loss.what: loss.count for loss in made.other_losses}
+def losses(prediction: Prediction) -> dict[str, int | None]:
+    return {loss.what: loss.count for loss in prediction.other_losses}
 
 
 @pytest.mark.parametrize("name", ["basic", "batch", "batchcq", "delay", "ipv6", "lmq", "multipath",
@@ -51,9 +51,9 @@ def test_configuration_in_rocksdb(golden: GoldenFolder, rmqctl: Runner, name: st
     pytest.importorskip("rocksdict")
     root = golden(f"5.3.3/{name}/store")
     assert losses(ask(root, since)) == {}
-    found = losses(ask(root, "4.9.3"))
-    assert found.keys() == CONFIG.keys()
-    assert all(found.values())
+    listed_losses = losses(ask(root, "4.9.3"))
+    assert listed_losses.keys() == CONFIG.keys()
+    assert all(listed_losses.values())
     answer = rmqctl("preflight", root, "--broker-version", "4.9.3", "-o", "json").expect(1).json()
     assert "config convert" in answer["next"][0]
 
@@ -75,11 +75,11 @@ def test_entries_that_the_json_files_have_are_no_loss(golden_copy: GoldenFolder)
 def test_doctor_says_what_to_do(golden: GoldenFolder, rmqctl: Runner, name: str) -> None:
     """A command that changes something, or what to do by hand."""
     pytest.importorskip("rocksdict")
-    said = rmqctl("doctor", golden(name), "--broker-version", "4.9.3", "-o", "json").json()
-    assert [step for step in said["steps"] if step["effect"] != "read-only"] or said["remains"]
+    answer = rmqctl("doctor", golden(name), "--broker-version", "4.9.3", "-o", "json").json()
+    assert [step for step in answer["steps"] if step["effect"] != "read-only"] or answer["remains"]
     is_json = "timer" in name
-    assert bool(said["remains"]) is is_json
-    assert any(" config convert " in command for command in said["next"]) is not is_json
+    assert bool(answer["remains"]) is is_json
+    assert any(" config convert " in command for command in answer["next"]) is not is_json
 
 
 # -- messages that are not in the commitlog ------------------------------------------------------
@@ -107,11 +107,11 @@ def test_messages_of_the_compaction_log_alone(golden_copy: GoldenFolder, rmqctl:
                         row = queue.unit(unit.msg_base_offset)
                         alone += row is None or row.physical_offset < start
     assert alone
-    made = ask(root, "4.9.3")
-    assert losses(made) == {"messages": alone}
-    assert "compaction log" in made.other_losses[0].cause
-    assert not made.harmless
-    assert not made.recovers
+    prediction = ask(root, "4.9.3")
+    assert losses(prediction) == {"messages": alone}
+    assert "compaction log" in prediction.other_losses[0].cause
+    assert not prediction.harmless
+    assert not prediction.recovers
     assert losses(ask(root, "5.1.0")) == {}
     rmqctl("preflight", root, "--broker-version", "4.9.3").expect(1)
     # Doctor names the command that saves them, and the command does.
@@ -227,9 +227,9 @@ def test_a_downgrade_that_loses_something_names_convert(golden: GoldenFolder, na
 def test_a_downgrade_of_timed_messages(golden: GoldenFolder, rmqctl: Runner) -> None:
     """`timers list` shows what to send again; an older broker needs the path of the log."""
     root = golden("5.3.3/timer/store")
-    found = rmqctl("doctor", root, "--broker-version", "4.9.3", "-o", "json").json()
-    assert f"rmqctl timers list {root}" in found["next"]
-    (remains,) = found["remains"]
+    answer = rmqctl("doctor", root, "--broker-version", "4.9.3", "-o", "json").json()
+    assert f"rmqctl timers list {root}" in answer["next"]
+    (remains,) = answer["remains"]
     assert "5.0.0 or later" in remains["why"]
     for command in ("doctor", "preflight"):
         text = rmqctl(command, root, "--broker-version", "4.9.3").out

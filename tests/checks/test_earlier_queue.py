@@ -23,10 +23,10 @@ __all__ = ["growing"]
 def trouble(store: Path, rmqctl: Runner) -> Counter[tuple[str, str]]:
     """Count the findings of `verify`, by category and severity."""
     done = rmqctl("verify", store, "-o", "json")
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for finding in json.loads(done.out)["findings"]:
-        found[finding["category"], finding["severity"]] += finding["count"]
-    return found
+        counts[finding["category"], finding["severity"]] += finding["count"]
+    return counts
 
 
 @pytest.fixture(params=[(60, 12), (60, 120), (200, 40)], ids=str)
@@ -79,10 +79,10 @@ def test_queues_are_made_of_their_own_messages(place: str, again: Path, rmqctl: 
     end = -(-used // 20) * 20
     path.write_bytes(path.read_bytes()[:end - 20] + bytes(600 - end + 20))
     rmqctl("recover", again, "--apply", "--yes")
-    made = queues(again)
+    listed_queues = queues(again)
     for name in before:
         if name.startswith("consumequeue/T0/") and place == "older":
-            assert made[name] == before[name]
+            assert listed_queues[name] == before[name]
     with api.open(again) as store:
         offsets = [message["physical_offset"] for message in store.messages(topic="T0")
                    if message["queue_id"] == 0]
@@ -93,16 +93,16 @@ def test_queues_are_made_of_their_own_messages(place: str, again: Path, rmqctl: 
 def test_what_nothing_proves_stays_an_error(again: Path, rmqctl: Runner) -> None:
     with (again / "consumequeue/T0/0" / f"{0:020d}").open("r+b") as file:
         file.write(bytes(20))
-    found = trouble(again, rmqctl)
-    assert found["message-fields", "error"] + found["cq-missing-entry", "error"] > 0
-    assert 0 < found["cq-earlier", "info"] < old(again)  # of the other queue
+    counts = trouble(again, rmqctl)
+    assert counts["message-fields", "error"] + counts["cq-missing-entry", "error"] > 0
+    assert 0 < counts["cq-earlier", "info"] < old(again)  # of the other queue
 
 
 def test_a_damaged_queue_offset_is_no_earlier_queue(growing: Growing, rmqctl: Runner) -> None:
     root = growing(0, 60)
     with api.open(root) as store:
-        [*_, last] = [one["physical_offset"] for one in store.messages(topic="T1")
-                      if one["queue_id"] == 0]
+        [*_, last] = [message["physical_offset"] for message in store.messages(topic="T1")
+                      if message["queue_id"] == 0]
     # The queue offset of the last message, and its entry.
     damage.flip_bit(root, f"commitlog/{last // 16384 * 16384:020d}", last % 16384 + 27, 1)
     assert ("cq-earlier", "info") not in trouble(root, rmqctl)
@@ -113,10 +113,11 @@ def test_rocksdb(again: Path, rmqctl: Runner) -> None:
     expected = queues(again)
     rmqctl("convert", again, "--consumequeue", "rocksdb", "--apply").expect(0)
     with api.open(again) as store:
-        made = [message["physical_offset"] for message in store.messages(topic="T0")]
+        physical_offsets = [message["physical_offset"] for message in store.messages(topic="T0")]
     assert trouble(again, rmqctl) == {("cq-earlier", "info"): old(again)}
     assert "nothing to do" in rmqctl("recover", again).expect(0).out
     rmqctl("convert", again, "--consumequeue", "file", "--apply").expect(0)
     assert queues(again) == expected
     with api.open(again) as store:
-        assert [one["physical_offset"] for one in store.messages(topic="T0")] == made
+        assert [message["physical_offset"]
+                for message in store.messages(topic="T0")] == physical_offsets

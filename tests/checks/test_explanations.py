@@ -25,7 +25,7 @@ _TAKES = {"Action": 0, "act": 1, "_mending": 4}
 
 def verbs() -> set[str]:
     """What actions are called, as far as that stands in the program as a text."""
-    found = {"delete"}  # rmqctl.checks.preflight.load.DELETE
+    names = {"delete"}  # rmqctl.checks.preflight.load.DELETE
     for tree in trees().values():
         for node in nodes(tree):
             if not isinstance(node, ast.Call):
@@ -33,30 +33,31 @@ def verbs() -> set[str]:
             place = _TAKES.get(getattr(node.func, "id", getattr(node.func, "attr", "")))
             if place is None or len(node.args) <= place:
                 continue
-            found |= {part.value for part in ast.walk(node.args[place])
+            names |= {part.value for part in ast.walk(node.args[place])
                       if isinstance(part, ast.Constant) and isinstance(part.value, str)}
-    return found
+    return names
 
 
 def test_every_finding_has_its_text() -> None:
-    told = {name for name, one in explanations().items() if one.kind != ACTION}
-    assert told == set(CATEGORIES)
-    for one in explanations().values():
-        assert one.cause.endswith(".")
-        if one.kind != ACTION:
-            assert one.brokers.endswith(".")
-            assert one.advice
+    names = {name for name, explanation in explanations().items() if explanation.kind != ACTION}
+    assert names == set(CATEGORIES)
+    for explanation in explanations().values():
+        assert explanation.cause.endswith(".")
+        if explanation.kind != ACTION:
+            assert explanation.brokers.endswith(".")
+            assert explanation.advice
 
 
 @together
 def test_every_action_has_its_text() -> None:
-    found = verbs()
-    assert len(found) > 5
-    assert found - explanations().keys() == set()
+    texts = verbs()
+    assert len(texts) > 5
+    assert texts - explanations().keys() == set()
 
 
 def commands() -> set[str]:
-    texts = "\n".join(f"{one.cause} {one.brokers} {one.advice}" for one in explanations().values())
+    texts = "\n".join(f"{explanation.cause} {explanation.brokers} {explanation.advice}"
+                      for explanation in explanations().values())
     return set(re.findall(r"`(rmqctl [^`]+)`", texts))
 
 
@@ -64,10 +65,10 @@ def commands() -> set[str]:
 def test_commands_it_names_are_there(command: str) -> None:
     words = shlex.split(command)[1:]
     spec = next(_WORDS[tuple(words[:size])] for size in (3, 2, 1) if tuple(words[:size]) in _WORDS)
-    known = {name for option in parameters(load(spec)) for name in option.names}
+    names = {name for option in parameters(load(spec)) for name in option.names}
     for word in words:
         if word.startswith("-"):
-            assert word in known
+            assert word in names
 
 
 @pytest.mark.parametrize(("name", "near"), [

@@ -66,16 +66,16 @@ def test_pages_of_units(tmp_path: Path) -> None:
     folder = tmp_path / "consumequeue_ext/t/0"
     folder.mkdir(parents=True)
     (tmp_path / "commitlog").mkdir()
-    made = [ext.make(number, 5, bytes([number % 251]) * (number * 977 % 32_700))
-            for number in range(40)]
+    units = [ext.make(number, 5, bytes([number % 251]) * (number * 977 % 32_700))
+             for number in range(40)]
     data, places = b"", []
-    for unit in made:
+    for unit in units:
         places.append(len(data))
         data += ext.build(unit)
     (folder / f"{4096:020d}").write_bytes(data + bytes(100))
     with Store.open(tmp_path) as store, ExtReader(store, "t", 0) as reader:
         for number in [*range(40), *range(39, -1, -3), 7, 31, 7]:
-            assert reader.unit(ext.address(4096 + places[number])) == made[number]
+            assert reader.unit(ext.address(4096 + places[number])) == units[number]
         assert reader.unit(ext.address(4095)) is None
     with Store.open(tmp_path) as store, ExtReader(store, "nobody", 0) as reader:
         assert reader.unit(ext.address(0)) is None
@@ -91,17 +91,17 @@ def test_a_wrong_size_is_one_unit(number: int, value: int, field: str, units: Pa
     at = step.at + (0 if field == "size" else 18)
     if (field, value) in (("size", -1), ("bit_map_size", len(step.unit.bit_map))):
         return  # an end mark, or what it is anyway
-    found, what = one_of(changed((UNITS[0], at, struct.pack(">h", value))), units)
+    finding, what = one_of(changed((UNITS[0], at, struct.pack(">h", value))), units)
     assert what == ("cq-ext", UNITS[0], step.at)
-    assert (found.topic, found.queue_id, found.structure) == (
+    assert (finding.topic, finding.queue_id, finding.structure) == (
         "TP_order_Topic", 0, "consumequeue_ext")
 
 
 def test_zeros_among_units(units: Path, changed: Changed) -> None:
     step = steps(units, UNITS[0])[9]
-    found, what = one_of(changed((UNITS[0], step.at, bytes(step.size))), units)
+    finding, what = one_of(changed((UNITS[0], step.at, bytes(step.size))), units)
     assert what == ("cq-ext", UNITS[0], step.at)
-    assert found.length == step.size + 1, "the next unit begins with a zero byte"
+    assert finding.length == step.size + 1, "the next unit begins with a zero byte"
 
 
 def test_the_end_mark_of_a_file_that_another_one_follows(units: Path,

@@ -26,10 +26,10 @@ BATCH_FILE = ("5.3.3/batchcq/store", f"batchconsumequeue/TP_pay_Topic/0/{736:020
 EXT_FILE = ("4.9.3/cqext/store", f"consumequeue_ext/TP_order_Topic/0/{2048:020d}")
 
 
-@pytest.mark.parametrize("each", CLEAN, ids=IDS)
-def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+@pytest.mark.parametrize("golden_store", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(golden_store: golden.GoldenStore,
                                               golden: GoldenFolder) -> None:
-    assert run_golden("extras", each, golden(each.id)) == []
+    assert run_golden("extras", golden_store, golden(golden_store.id)) == []
 
 
 @pytest.mark.parametrize("name", tiny_stores.VARIANTS)
@@ -48,11 +48,11 @@ def test_an_epoch_file(tiny: tiny_stores.Tiny) -> None:
     assert run("extras", root) == []
     bad = good.replace(b"3-900", b"3-901")
     (root / EPOCHS).write_bytes(bad)
-    found, what = one_of(run("extras", root), root)
-    assert (what, found.severity) == (("epoch-file", EPOCHS, good.index(b"\n") + 1), "error")
+    finding, what = one_of(run("extras", root), root)
+    assert (what, finding.severity) == (("epoch-file", EPOCHS, good.index(b"\n") + 1), "error")
     (root / f"{EPOCHS}.bak").write_bytes(good)
-    found, what = one_of(run("extras", root), root)
-    assert (what[0], found.severity) == ("epoch-file", "warning")
+    finding, what = one_of(run("extras", root), root)
+    assert (what[0], finding.severity) == ("epoch-file", "warning")
     (root / f"{EPOCHS}.bak").write_bytes(bad)
     assert run("extras", root)[0].severity == "error"
 
@@ -89,7 +89,8 @@ def test_strange_files(kind, name: str, file: str, golden_copy: GoldenFolder) ->
     """Names and kinds are told by the check of files; here nothing may hang or raise."""
     root = golden_copy(name)
     kind(root, file)
-    assert {one.category for one in trouble(run("extras", root))} <= {"cq-ext", "file-unreadable"}
+    assert {finding.category
+            for finding in trouble(run("extras", root))} <= {"cq-ext", "file-unreadable"}
 
 
 @settings(max_examples=60, derandomize=True)
@@ -101,19 +102,19 @@ def test_random_bytes(rows: bytes, units: bytes, log: bytes,
                       built: list[tuple[int, int, int, int]], sizes: list[int], code: int,
                       tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.getbasetemp() / "random-extras"
-    made = b"".join(UNIT.build(batch.UnitRecord(at, size, 0, 0, base, count))
-                    for at, size, base, count in built)
+    joined = b"".join(UNIT.build(batch.UnitRecord(at, size, 0, 0, base, count))
+                      for at, size, base, count in built)
     chain = b"".join(struct.pack(">hqqh", size, 1, 1, size - 20).ljust(max(size, 20), b"\1")
                      for size in sizes)
     name = f"t/0/{0:020d}"
-    for path, data in ((f"batchconsumequeue/{name}", made + rows),
+    for path, data in ((f"batchconsumequeue/{name}", joined + rows),
                        (f"consumequeue_ext/{name}", chain + units),
                        (f"consumequeue/{name}", struct.pack(">qiq", 0, 100, code - (1 << 63))),
                        (f"commitlog/{0:020d}", log), (EPOCHS, rows), (IDENTITY, units)):
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(data)
-    for one in run("extras", root, log=Log(None, 1000)):
-        assert one.detail
+    for finding in run("extras", root, log=Log(None, 1000)):
+        assert finding.detail
     with Store.open(root) as store, ExtReader(store, "t", 0) as reader:
         for at in range(0, len(chain) + len(units), 7):
             unit = reader.unit(ext.address(at))

@@ -29,25 +29,26 @@ def check(root: Path, dirs: tuple[str, ...] = (), sizes: Sizes | None = None) ->
 # -- legal ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("each", CLEAN, ids=IDS)
-def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+@pytest.mark.parametrize("golden_store", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(golden_store: golden.GoldenStore,
                                               golden: GoldenFolder) -> None:
-    assert run_golden("files", each, golden(each.id)) == []
+    assert run_golden("files", golden_store, golden(golden_store.id)) == []
 
 
-@pytest.mark.parametrize("each", [each for each in golden_stores() if not each.is_clean],
-                         ids=lambda each: each.id)
-def test_what_is_wrong_with_the_files_of_a_damaged_store(each: golden.GoldenStore,
+@pytest.mark.parametrize("golden_store", [golden_store for golden_store in golden_stores()
+                                          if not golden_store.is_clean],
+                         ids=lambda golden_store: golden_store.id)
+def test_what_is_wrong_with_the_files_of_a_damaged_store(golden_store: golden.GoldenStore,
                                                          golden: GoldenFolder) -> None:
     """Only one kind of damage of the golden sets changes a file's length."""
-    root = golden(each.id)
-    found = brief(run_golden("files", each, root), root)
-    if each.kind != "crash-shortfile":
-        assert found == []
+    root = golden(golden_store.id)
+    briefs = brief(run_golden("files", golden_store, root), root)
+    if golden_store.kind != "crash-shortfile":
+        assert briefs == []
         return
     file = root / "commitlog/00000000000000163840"
-    assert found == [("file-size", "commitlog/00000000000000163840",
-                      163840 + file.stat().st_size)]
+    assert briefs == [("file-size", "commitlog/00000000000000163840",
+                       163840 + file.stat().st_size)]
 
 
 @pytest.mark.parametrize("name", tiny_stores.VARIANTS)
@@ -66,8 +67,8 @@ def test_rocksdb_beside_the_topics_is_legal(name: str, root: Path) -> None:
 
 def test_sub_folders_are_legal_from_5_1_on(root: Path) -> None:
     (root / "commitlog/lost+found").mkdir()
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("file-name", "commitlog/lost+found", None), "info")
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("file-name", "commitlog/lost+found", None), "info")
     (root / "abort.bak").touch()
     assert check(root) == []
 
@@ -96,19 +97,19 @@ def test_any_size_is_legal(tmp_path: Path) -> None:
 @pytest.mark.parametrize("delta", [-1, -500, 1, 4096])
 def test_a_log_file_of_the_wrong_length(number: int, delta: int, root: Path) -> None:
     damage.change_length(root, LOG.format(number * SIZE), delta)
-    found, what = one_of(check(root), root)
+    finding, what = one_of(check(root), root)
     end = number * SIZE + SIZE + min(delta, 0)
     assert what == ("file-size", LOG.format(number * SIZE), end)
-    assert (found.severity, found.length, found.position) == (
+    assert (finding.severity, finding.length, finding.position) == (
         "error", abs(delta), end - number * SIZE)
-    assert str(SIZE) in found.detail
+    assert str(SIZE) in finding.detail
 
 
 def test_a_given_size_is_what_files_are_held_against(root: Path) -> None:
     assert check(root, sizes=Sizes(commitlog_file=SIZE)) == []
-    found = check(root, sizes=Sizes(commitlog_file=512))
-    assert brief(found, root) == [("file-size", LOG.format(0), 512),
-                                  ("file-size", LOG.format(SIZE), SIZE + 512)]
+    findings = check(root, sizes=Sizes(commitlog_file=512))
+    assert brief(findings, root) == [("file-size", LOG.format(0), 512),
+                                     ("file-size", LOG.format(SIZE), SIZE + 512)]
 
 
 def test_a_terabyte(root: Path) -> None:
@@ -119,8 +120,8 @@ def test_a_terabyte(root: Path) -> None:
 
 def test_an_empty_last_file_is_a_warning(root: Path) -> None:
     damage.add_file(root, LOG.format(2 * SIZE), b"")
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("file-empty", LOG.format(2 * SIZE), 2 * SIZE), "warning")
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("file-empty", LOG.format(2 * SIZE), 2 * SIZE), "warning")
 
 
 def test_an_empty_file_among_others_is_an_error(root: Path) -> None:
@@ -140,10 +141,10 @@ def test_only_an_empty_file(tiny: tiny_stores.Tiny) -> None:
 def test_missing_log_files(gone: tuple[int, ...], start: int, end: int, long_log: Path) -> None:
     for number in gone:
         damage.remove(long_log, LOG.format(number * SIZE))
-    found = check(long_log)
-    assert brief(found, long_log)[0] == ("file-missing", LOG.format(start * SIZE), start * SIZE)
-    assert (found[0].length, found[0].count) == ((end - start) * SIZE, end - start)
-    assert len(found) == (2 if gone == (1, 3) else 1)
+    findings = check(long_log)
+    assert brief(findings, long_log)[0] == ("file-missing", LOG.format(start * SIZE), start * SIZE)
+    assert (findings[0].length, findings[0].count) == ((end - start) * SIZE, end - start)
+    assert len(findings) == (2 if gone == (1, 3) else 1)
 
 
 def test_missing_first_files_have_expired(long_log: Path) -> None:
@@ -168,8 +169,8 @@ def test_the_whole_log_missing(root: Path) -> None:
                                   "00000000000000001024.bak"])
 def test_a_strange_name(name: str, root: Path) -> None:
     damage.add_file(root, f"commitlog/{name}")
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("file-name", f"commitlog/{name}", None), "warning")
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("file-name", f"commitlog/{name}", None), "warning")
 
 
 def test_a_number_no_offset_can_be(root: Path) -> None:
@@ -188,8 +189,8 @@ def test_a_name_between_two_files(long_log: Path) -> None:
 def test_the_same_name_in_two_folders(tmp_path: Path) -> None:
     store = tiny_stores.variant(tmp_path / "store", "multi-path")
     damage.add_file(store.root, f"cl2/{0:020d}", bytes(SIZE))
-    found, what = one_of(check(store.root, ("cl1", "cl2")), store.root)
-    assert (what, found.severity) == (("file-name", f"cl2/{0:020d}", 0), "error")
+    finding, what = one_of(check(store.root, ("cl1", "cl2")), store.root)
+    assert (what, finding.severity) == (("file-name", f"cl2/{0:020d}", 0), "error")
 
 
 @pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink,
@@ -206,9 +207,9 @@ def test_no_regular_file_is_unreadable_and_not_missing(kind, file: str, long_log
                                   "consumequeue/orders"])
 def test_permission_denied(file: str, root: Path) -> None:
     damage.unreadable(root, file)
-    found = brief(check(root), root)
+    briefs = brief(check(root), root)
     (root / file).chmod(0o755)
-    assert ("file-unreadable", file, None) in found
+    assert ("file-unreadable", file, None) in briefs
 
 
 def test_a_file_where_a_folder_belongs(root: Path) -> None:

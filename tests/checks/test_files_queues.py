@@ -26,10 +26,10 @@ INDEX = f"index/{tiny_stores.INDEX_NAME}"
 @pytest.mark.parametrize("delta", [-20, -1, 20, 7])
 def test_a_queue_file_of_the_wrong_length(delta: int, root: Path) -> None:
     damage.change_length(root, ROWS.format(0), delta)
-    found, what = one_of(check(root), root)
+    finding, what = one_of(check(root), root)
     assert what == ("file-size", ROWS.format(0), 60 + min(delta, 0))
-    assert (found.structure, found.topic, found.queue_id) == ("consumequeue", "orders", 0)
-    assert found.queue_offset == (60 + min(delta, 0)) // 20
+    assert (finding.structure, finding.topic, finding.queue_id) == ("consumequeue", "orders", 0)
+    assert finding.queue_offset == (60 + min(delta, 0)) // 20
 
 
 def test_the_only_file_of_all_queues_may_be_wrong_too(tmp_path: Path) -> None:
@@ -50,36 +50,37 @@ def test_a_length_of_no_whole_rows_is_no_candidate(tmp_path: Path) -> None:
 
 def test_a_missing_queue_file(long_log: Path) -> None:
     damage.remove(long_log, ROWS.format(60))
-    found, what = one_of(check(long_log), long_log)
+    finding, what = one_of(check(long_log), long_log)
     assert what == ("file-missing", ROWS.format(60), 0)
-    assert (found.queue_offset, found.length) == (3, 60)
+    assert (finding.queue_offset, finding.length) == (3, 60)
 
 
 def test_an_empty_last_queue_file(root: Path) -> None:
     damage.add_file(root, ROWS.format(120), b"")
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("file-empty", ROWS.format(120), 0), "warning")
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("file-empty", ROWS.format(120), 0), "warning")
 
 
 @pytest.mark.parametrize("name", ["consumequeue/notes.txt", "consumequeue/orders/readme",
                                   f"consumequeue/orders/{0:020d}"])
 def test_files_among_folders_are_passed_over_by_a_broker(name: str, root: Path) -> None:
     damage.add_file(root, name)
-    found, what = one_of(check(root), root)
-    assert (what[:2], found.severity) == (("file-name", name), "info")
+    finding, what = one_of(check(root), root)
+    assert (what[:2], finding.severity) == (("file-name", name), "info")
 
 
 @pytest.mark.parametrize("name", ["old", "1.5", "007", "-1", "99999999999", "١"])
 def test_a_folder_that_is_no_queue(name: str, root: Path) -> None:
     (root / "consumequeue/orders" / name).mkdir()
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("file-name", f"consumequeue/orders/{name}", None), "info")
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("file-name", f"consumequeue/orders/{name}", None), "info")
 
 
 def test_a_strange_name_among_rows(root: Path) -> None:
     damage.add_file(root, "consumequeue/orders/0/junk")
-    found, what = one_of(check(root), root)
-    assert (what, found.severity) == (("file-name", "consumequeue/orders/0/junk", None), "warning")
+    finding, what = one_of(check(root), root)
+    assert (what, finding.severity) == (("file-name", "consumequeue/orders/0/junk", None),
+                                        "warning")
 
 
 @pytest.mark.parametrize(("set_", "folder", "structure"), [
@@ -95,9 +96,9 @@ def test_other_sequences(set_: str, folder: str, structure: str,
     name = os.path.relpath(file, root)
     size = file.stat().st_size
     damage.change_length(root, name, -10)
-    found, what = one_of(check(root), root)
+    finding, what = one_of(check(root), root)
     assert what == ("file-size", name, size - 10)
-    assert found.structure == structure
+    assert finding.structure == structure
 
 
 def test_a_missing_timer_log_file(golden_copy: GoldenFolder) -> None:
@@ -119,8 +120,8 @@ def test_traces_of_a_compaction_are_legal(golden_copy: GoldenFolder) -> None:
 def test_the_empty_timer_log_of_another_implementation(root: Path) -> None:
     (root / "timerlog").mkdir()
     damage.add_file(root, f"timerlog/{0:020d}", b"")
-    found, _ = one_of(check(root), root)
-    assert (found.category, found.severity) == ("file-empty", "info")
+    finding, _ = one_of(check(root), root)
+    assert (finding.category, finding.severity) == ("file-empty", "info")
 
 
 # -- index ---------------------------------------------------------------------------------------
@@ -144,8 +145,8 @@ def test_a_shorter_index_file_among_others(golden_copy: GoldenFolder) -> None:
 
 def test_index_sizes_that_were_given(root: Path) -> None:
     assert check(root, sizes=Sizes(index_slots=8, index_max=32)) == []
-    found, what = one_of(check(root, sizes=Sizes(index_slots=8, index_max=33)), root)
-    assert (what[:2], found.length) == (("file-size", INDEX), 20)
+    finding, what = one_of(check(root, sizes=Sizes(index_slots=8, index_max=33)), root)
+    assert (what[:2], finding.length) == (("file-size", INDEX), 20)
 
 
 def test_an_empty_index_file(root: Path) -> None:
@@ -167,9 +168,9 @@ def test_a_name_no_index_has(name: str, root: Path) -> None:
 def test_a_thousand_strange_names_are_counted(root: Path) -> None:
     for number in range(1000):
         (root / f"commitlog/{number}.tmp").touch()
-    found = check(root)
-    assert len(found) == 101
-    assert sum(one.count for one in found) == 1000
+    findings = check(root)
+    assert len(findings) == 101
+    assert sum(finding.count for finding in findings) == 1000
 
 
 NAMES = st.text("0123456789abx.-", min_size=1, max_size=22) | st.integers(
@@ -189,5 +190,5 @@ def test_any_names_and_sizes(entries: dict[str, int], where: str,
     for name, size in entries.items():
         with (root / where / name).open("wb") as file:
             file.truncate(size)
-    for one in check(root):
-        assert one.detail
+    for finding in check(root):
+        assert finding.detail

@@ -30,13 +30,13 @@ START, BODY = 4, 88
 
 def records(store: Path) -> list[tuple[Path, int, int]]:
     """(file, position, size) of each message of a sound log."""
-    found = []
+    places = []
     with Store.open(store) as opened:
         for file in opened.log.files:
             for batch in opened.log.walk(file.base, file.end):
-                found += [(Path(file.path), int(place) - file.base, int(size)) for place, size in
-                          zip(batch.offset, batch.column("total_size"), strict=True)]
-    return found
+                places += [(Path(file.path), int(place) - file.base, int(size)) for place, size in
+                           zip(batch.offset, batch.column("total_size"), strict=True)]
+    return places
 
 
 def flip(file: Path, position: int, bit: int = 0) -> None:
@@ -108,13 +108,13 @@ DAMAGE: tuple[Callable[[Path, int], int], ...] = (
 
 
 def verified(opened: Store, jobs: int = 1) -> Verification:
-    found = Verification(opened, VerifyOptions(jobs=jobs, minimum_range=1 << 16))
-    for _ in found.findings():
+    verification = Verification(opened, VerifyOptions(jobs=jobs, minimum_range=1 << 16))
+    for _ in verification.findings():
         pass
-    return found
+    return verification
 
 
-@pytest.mark.parametrize("damage", DAMAGE, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda function: function.__name__)
 @pytest.mark.parametrize("store", USUAL)
 def test_as_many_are_lost_as_a_start_finds(golden: GoldenFolder, tmp_path: Path, store: str,
                                            damage: Callable[[Path, int], int]) -> None:
@@ -129,7 +129,7 @@ def test_as_many_are_lost_as_a_start_finds(golden: GoldenFolder, tmp_path: Path,
 @pytest.mark.parametrize(("store", "damage"), [
     (store, damage) for store in USUAL for damage in (bodies, sizes, queues_of, properties)
     if damage is not queues_of or store.startswith("5.3.3/basic")],
-    ids=lambda each: getattr(each, "__name__", each))
+    ids=lambda param: getattr(param, "__name__", param))
 def test_the_pass_says_enough_of_usual_damage(golden: GoldenFolder, tmp_path: Path, store: str,
                                               damage: Callable[[Path, int], int]) -> None:
     root = snapshot.copy_tree(golden(store), tmp_path / "store")
@@ -160,10 +160,10 @@ def test_no_more_is_lost_than_was_damaged(golden: GoldenFolder, tmp_path: Path,
     # A start of 4.x after a clean end goes over the last files twice.
     root = snapshot.copy_tree(golden(store), tmp_path / "store")
     count = bodies(root, 7)
-    found = run("preflight", root, "-o", "json").json()
+    answer = run("preflight", root, "-o", "json").json()
     checked = run("verify", root, "-o", "json").json()
-    assert count - 2 <= found["messages_already_lost"] <= count
-    assert checked["coverage"]["messages_already_lost"] == found["messages_already_lost"]
+    assert count - 2 <= answer["messages_already_lost"] <= count
+    assert checked["coverage"]["messages_already_lost"] == answer["messages_already_lost"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -190,8 +190,8 @@ def stopped(golden: GoldenFolder, tmp_path: Path, store: str) -> Path:
     return root
 
 
-@pytest.mark.parametrize("damage", [None, *DAMAGE], ids=lambda each: getattr(
-    each, "__name__", "sound"))
+@pytest.mark.parametrize("damage", [None, *DAMAGE], ids=lambda param: getattr(
+    param, "__name__", "sound"))
 @pytest.mark.parametrize("store", SOUND)
 def test_a_start_is_predicted_from_the_pass_as_from_walks(
         golden: GoldenFolder, tmp_path: Path, store: str,
@@ -200,10 +200,10 @@ def test_a_start_is_predicted_from_the_pass_as_from_walks(
     if damage is not None:
         damage(root, 17)
     with Store.open(root) as opened, Store.open(root) as again:
-        found = preflight(opened, seen=verified(opened).seen)
+        prediction = preflight(opened, seen=verified(opened).seen)
         walked = preflight(again)
-    assert found.as_dict() == walked.as_dict()
-    assert found.account == walked.account
+    assert prediction.as_dict() == walked.as_dict()
+    assert prediction.account == walked.account
 
 
 @pytest.mark.parametrize("store", SOUND[:2])

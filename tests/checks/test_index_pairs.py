@@ -51,14 +51,14 @@ def test_times_of_entries_count_beside_damage(tmp_path: Path) -> None:
         index.close()
     assert entry is not None
 
-    def found() -> Counter[str]:
+    def category_counts() -> Counter[str]:
         with Store.open(store.root) as opened:
-            return Counter(each.category for each in Verification(opened).findings())
+            return Counter(finding.category for finding in Verification(opened).findings())
 
     damage.index_set(store.root, file, slots, 5, seconds=entry.time_diff + 1000)
-    alone = found()
+    alone = category_counts()
     assert alone["index-time"] == 1
     damage.index_wrong_hash(store.root, file, slots, 9)
-    both = found()
+    both = category_counts()
     assert both["index-time"] == 1
     assert both["index-entry"] + both["index-key-missing"] > 0

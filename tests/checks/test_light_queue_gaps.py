@@ -19,8 +19,8 @@ def gap(golden, tmp_path) -> Path:
 
 def light_file(root: Path) -> str:
     """The first file of the light queue with the most rows."""
-    queues = [one for folder, one in anatomy.queues(root).items() if "%LMQ%" in folder]
-    return max(queues, key=lambda found: len(anatomy.rows(root, *found)))[0]
+    queues = [queue for folder, queue in anatomy.queues(root).items() if "%LMQ%" in folder]
+    return max(queues, key=lambda queue: len(anatomy.rows(root, *queue)))[0]
 
 
 @pytest.mark.parametrize("options", [
@@ -34,10 +34,10 @@ def test_a_row_missing_besides_is_found(gap: Path, rmqctl):
     """All rows of the queue move up by one place more than offsets were given away."""
     file = light_file(gap)
     damage.cq_missing(gap, file, 1)
-    found = rmqctl("verify", gap, "-o", "json").expect(1).json()["findings"]
+    findings = rmqctl("verify", gap, "-o", "json").expect(1).json()["findings"]
     queue = Path(file).parts[1]
-    assert {one["topic"] for one in found} == {queue}
-    assert any(one["severity"] == "error" for one in found)
+    assert {finding["topic"] for finding in findings} == {queue}
+    assert any(finding["severity"] == "error" for finding in findings)
 
 
 @pytest.mark.parametrize("kind", ["cq_missing", "cq_wrong_offset", "cq_wrong_size",
@@ -47,14 +47,14 @@ def test_harm_to_a_light_queue_without_a_gap_is_found(golden_copy, rmqctl, versi
     root = golden_copy(f"{version}/lmq/store")
     assert rmqctl("verify", root, "-o", "json").expect(0).json()["findings"] == []
     getattr(damage, kind)(root, light_file(root), 4)
-    found = rmqctl("verify", root, "-o", "json").expect(1).json()["findings"]
-    assert any(one["severity"] == "error" for one in found)
+    findings = rmqctl("verify", root, "-o", "json").expect(1).json()["findings"]
+    assert any(finding["severity"] == "error" for finding in findings)
 
 
 def test_a_wrong_tag_behind_the_gap_is_found(gap: Path, rmqctl):
     file = light_file(gap)
     rows = len(anatomy.rows(gap, file))
     damage.cq_wrong_tag(gap, file, rows - 1)
-    found = rmqctl("verify", gap, "-o", "json").expect(1).json()["findings"]
-    assert [one["category"] for one in found] == ["cq-wrong-tag"]
-    assert found[0]["queue_offset"] == rows - 1
+    findings = rmqctl("verify", gap, "-o", "json").expect(1).json()["findings"]
+    assert [finding["category"] for finding in findings] == ["cq-wrong-tag"]
+    assert findings[0]["queue_offset"] == rows - 1

@@ -21,7 +21,8 @@ def diff(*stores: Path, code: int = 1) -> dict[str, Any]:
 
 
 def entries(document: dict[str, Any]) -> list[str]:
-    return [one["detail"] for one in document["differences"] if one["kind"] == "entry"]
+    return [difference["detail"] for difference in document["differences"]
+            if difference["kind"] == "entry"]
 
 
 def test_equal_ones(tmp_path: Path) -> None:
@@ -29,9 +30,10 @@ def test_equal_ones(tmp_path: Path) -> None:
         members.write(tmp_path / name, OLD)
     for stores in ("ab", "abc"):
         document = diff(*(tmp_path / name for name in stores), code=0)
-        found = document["summary"]["entries"]
-        assert (found["equal"], found["different"], found["divergence"]) == (58, 0, None)
-        assert found["common"]["index"] == 57
+        entry_counts = document["summary"]["entries"]
+        assert (entry_counts["equal"], entry_counts["different"],
+                entry_counts["divergence"]) == (58, 0, None)
+        assert entry_counts["common"]["index"] == 57
         assert document["summary"]["remarks"] == []
 
 
@@ -42,14 +44,15 @@ def test_three_that_part(tmp_path: Path) -> None:
     members.write(c, OLD[:54], committed=50)
     members.lay(b / "dledger-n0/data", starts[20] + members.HEAD + 90, b"???")
     document = diff(a, b, c)
-    found = document["summary"]["entries"]
-    assert found["common"] == {"index": 53, "term": 2, "offset": starts[53]}
-    assert found["divergence"] == {"index": 58, "offset": starts[58], "terms": {"a": 3, "b": 2}}
-    assert (found["newest"], found["electable"]) == (["a"], ["a", "b"])
-    assert found["committed_index"] == 55
-    assert [found["members"][name]["behind"] for name in "abc"] == [0, 3, 10]
-    assert [found["members"][name]["damaged"] for name in "abc"] == [0, 1, 0]
-    assert found["members"]["b"]["terms"] == [
+    entry_counts = document["summary"]["entries"]
+    assert entry_counts["common"] == {"index": 53, "term": 2, "offset": starts[53]}
+    assert entry_counts["divergence"] == {"index": 58, "offset": starts[58],
+                                          "terms": {"a": 3, "b": 2}}
+    assert (entry_counts["newest"], entry_counts["electable"]) == (["a"], ["a", "b"])
+    assert entry_counts["committed_index"] == 55
+    assert [entry_counts["members"][name]["behind"] for name in "abc"] == [0, 3, 10]
+    assert [entry_counts["members"][name]["damaged"] for name in "abc"] == [0, 1, 0]
+    assert entry_counts["members"]["b"]["terms"] == [
         {"term": 1, "first_index": 0, "last_index": 49, "start_offset": 0},
         {"term": 2, "first_index": 50, "last_index": 60, "start_offset": starts[50]}]
     assert entries(document) == [
@@ -57,9 +60,9 @@ def test_three_that_part(tmp_path: Path) -> None:
         "entries 54 to 57: a: term 2, b: as a, c: missing",
         "entries 58 to 60: a: term 3, b: term 2, c: missing",
         "entries 61 to 63: a: term 3, b: missing, c: missing"]
-    said = " ".join(document["summary"]["remarks"])
-    assert "diverge at entry 58" in said
-    assert "2 of them marked as committed" in said
+    text = " ".join(document["summary"]["remarks"])
+    assert "diverge at entry 58" in text
+    assert "2 of them marked as committed" in text
     # Two of them: the messages as well.
     document = diff(a, b)
     assert document["counts"] == [{"kind": "different", "count": 1}, {"kind": "entry", "count": 3},
@@ -70,8 +73,8 @@ def test_three_that_part(tmp_path: Path) -> None:
 def test_committed_on_both_sides_is_no_group(tmp_path: Path) -> None:
     for name, term in (("a", 3), ("b", 4)):
         members.write(tmp_path / name, [*OLD, *members.bodies(6, term=term)])
-    said = " ".join(diff(tmp_path / "a", tmp_path / "b")["summary"]["remarks"])
-    assert "marked as committed in a and b" in said
+    text = " ".join(diff(tmp_path / "a", tmp_path / "b")["summary"]["remarks"])
+    assert "marked as committed in a and b" in text
 
 
 def test_a_damaged_head_and_a_field_without_a_checksum(tmp_path: Path) -> None:
@@ -81,9 +84,9 @@ def test_a_damaged_head_and_a_field_without_a_checksum(tmp_path: Path) -> None:
     data = tmp_path / "b/dledger-n0/data"
     members.lay(data, starts[30] + 16, struct.pack(">q", 1 << 40))  # the term
     members.lay(data, starts[40] + 40, b"\x77")  # the head's CRC, which nobody computes
-    found = entries(diff(tmp_path / "a", tmp_path / "b"))
-    assert found[0] == "entry 30: a: term 1, b: damaged"
-    assert found[1].startswith("entry 40: a: term 1, b: term 1; their bytes differ")
+    texts = entries(diff(tmp_path / "a", tmp_path / "b"))
+    assert texts[0] == "entry 30: a: term 1, b: damaged"
+    assert texts[1].startswith("entry 40: a: term 1, b: term 1; their bytes differ")
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
@@ -91,10 +94,10 @@ def test_an_engines_member_without_a_file(tmp_path: Path, version: str) -> None:
     store = layout_copy(f"{version}/dledger3", tmp_path)
     other = layout_copy(f"{version}/dledger3", tmp_path / "other")
     (next(other.glob("dledger-*/data")) / f"{24576:020d}").unlink()
-    found = diff(store, other)["summary"]["entries"]
-    assert found["members"]["b"]["damaged"] == found["different"] > 0
-    assert found["equal"] + found["different"] == 123
-    assert found["divergence"] is None
+    entry_counts = diff(store, other)["summary"]["entries"]
+    assert entry_counts["members"]["b"]["damaged"] == entry_counts["different"] > 0
+    assert entry_counts["equal"] + entry_counts["different"] == 123
+    assert entry_counts["divergence"] is None
 
 
 def test_what_a_third_must_be(tmp_path: Path) -> None:

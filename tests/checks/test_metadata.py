@@ -70,8 +70,8 @@ def answers(root: Path, command: str, *codes: int) -> dict[str, Any]:
 def test_a_sound_config_loses_nothing(release: str, store: Build) -> None:
     root = store(release, backup=True)
     assert judged(root).defects == []
-    found = answers(root, "preflight", 0)
-    assert found["losses"] == []
+    store_answers = answers(root, "preflight", 0)
+    assert store_answers["losses"] == []
 
 
 @pytest.mark.parametrize("release", VERSIONS)
@@ -174,8 +174,8 @@ def test_with_a_good_backup_a_start_loses_nothing(name: str, store: Build) -> No
     root = store("5.3.3", backup=True)
     put(root, name, b"")
     assert judged(root).defects == []
-    found = answers(root, "preflight", 0)
-    assert found["losses"] == []
+    store_answers = answers(root, "preflight", 0)
+    assert store_answers["losses"] == []
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -195,16 +195,16 @@ def test_every_command_says_what_a_lost_offset_file_means(release: str, store: B
     root = store(release)
     path = root / "config" / OFFSETS
     path.write_bytes(path.read_bytes()[:-20])
-    found = answers(root, "preflight", 1)
-    assert found["starts"]
-    assert [(loss["what"], loss["file"]) for loss in found["losses"]] == [
+    store_answers = answers(root, "preflight", 1)
+    assert store_answers["starts"]
+    assert [(loss["what"], loss["file"]) for loss in store_answers["losses"]] == [
         ("offsets", f"config/{OFFSETS}")]
     assert any("consumeFromWhere" in note and "skips its backlog" in note
-               for note in found["notes"])
+               for note in store_answers["notes"])
     doctor = answers(root, "doctor", 1)
-    assert (doctor["sound"], doctor["losses"]) == (False, found["losses"])
+    assert (doctor["sound"], doctor["losses"]) == (False, store_answers["losses"])
     impact = answers(root, "impact", 1)
-    assert impact["losses"] == found["losses"]
+    assert impact["losses"] == store_answers["losses"]
     assert sum(queue["skipped"] for queue in impact["queues"]) > 100
 
 
@@ -217,8 +217,8 @@ def test_the_next_write_would_replace_a_good_backup(release: str, name: str,
                                                     store: Build) -> None:
     root = store(release, backup=True)
     put(root, name, empty(name, five=VERSIONS[release]) if name != OFFSETS else {})
-    found = answers(root, "preflight", 1)
-    (loss,) = found["losses"]
+    store_answers = answers(root, "preflight", 1)
+    (loss,) = store_answers["losses"]
     assert (loss["what"], loss["already"]) == (FILES[name], False)
     assert loss["count"] == {TOPICS: len(queues(root)), GROUPS: 1,
                              OFFSETS: sum(queues(root).values())}[name]
@@ -243,8 +243,8 @@ def test_unread_messages_of_lost_offsets_are_counted(store: Build) -> None:
     root = store("4.9.3", backup=True)
     put(root, OFFSETS, {"offsetTable": {}})
     total = 600 - 2 * sum(queues(root).values())
-    made = judged(root)
-    assert f"{GROUP} would skip {total:,} unread messages" in made.notes[0]
+    metadata_losses = judged(root)
+    assert f"{GROUP} would skip {total:,} unread messages" in metadata_losses.notes[0]
 
 
 @pytest.mark.parametrize("gone", ["missing", "emptied"])
@@ -278,11 +278,11 @@ def test_offsets_of_one_group_that_only_the_backup_has(store: Build) -> None:
     put(root, GROUPS, group_table([GROUP, "audit"], five=True))
     put(root, f"{OFFSETS}.bak", offset_table(
         table | {key.replace(GROUP, "audit"): entry for key, entry in table.items()}, five=True))
-    made = judged(root)
-    assert [(loss.what, loss.count) for loss in made.losses] == [
+    metadata_losses = judged(root)
+    assert [(loss.what, loss.count) for loss in metadata_losses.losses] == [
         ("offsets", sum(queues(root).values()))]
-    assert {group for group, _, _ in made.offsets} == {"audit"}
-    assert [defect.category for defect in made.defects] == ["config-older"]
+    assert {group for group, _, _ in metadata_losses.offsets} == {"audit"}
+    assert [defect.category for defect in metadata_losses.defects] == ["config-older"]
 
 
 @pytest.mark.parametrize("counter", [1, 0])
@@ -344,12 +344,12 @@ def test_a_topic_with_fewer_read_queues_than_queues_with_messages(store: Build) 
     topic, entry = next(iter(value["topicConfigTable"].items()))
     entry["readQueueNums"] = 2
     put(root, TOPICS, value)
-    found = answers(root, "preflight", 1)
-    (loss,) = found["losses"]
+    store_answers = answers(root, "preflight", 1)
+    (loss,) = store_answers["losses"]
     assert (loss["what"], loss["already"]) == ("messages", True)
     assert f"readQueueNums of {topic} is 2: queues 2 to 3" in loss["cause"]
-    assert found["next"] == [f"rmqctl topic create {root} {topic} --read-queues 4"]
-    run(*found["next"][0].split()[1:]).expect(0)
+    assert store_answers["next"] == [f"rmqctl topic create {root} {topic} --read-queues 4"]
+    run(*store_answers["next"][0].split()[1:]).expect(0)
     assert answers(root, "doctor", 0)["sound"]
 
 
@@ -359,9 +359,9 @@ def test_a_topic_that_nobody_may_read(store: Build) -> None:
     topic, entry = next(iter(value["topicConfigTable"].items()))
     entry["perm"] = 2
     put(root, TOPICS, value)
-    found = answers(root, "doctor", 1)
-    assert f"perm of {topic} is 2" in found["losses"][0]["cause"]
-    run(*found["next"][0].split()[1:]).expect(0)
+    store_answers = answers(root, "doctor", 1)
+    assert f"perm of {topic} is 2" in store_answers["losses"][0]["cause"]
+    run(*store_answers["next"][0].split()[1:]).expect(0)
     assert read(root, TOPICS)["topicConfigTable"][topic]["perm"] == 6
     assert answers(root, "doctor", 0)["sound"]
 
@@ -404,12 +404,12 @@ def test_verify_names_offsets_beyond_the_end_as_a_start_does(store: Build) -> No
     key = next(iter(value["offsetTable"]))
     value["offsetTable"][key]["0"] = 100_000
     put(root, OFFSETS, value)
-    (found,) = answers(root, "verify", 1)["findings"]
+    (finding,) = answers(root, "verify", 1)["findings"]
     (beyond,) = answers(root, "preflight", 1)["offsets_beyond_end"]
-    assert found["category"] == "config-offset"
-    assert (found["topic"], found["queue_id"]) == (beyond["topic"], beyond["queue_id"])
-    assert found["next"] == answers(root, "doctor", 1)["next"][0]
-    run(*found["next"].split()[1:], "--apply", "--yes").expect(0)
+    assert finding["category"] == "config-offset"
+    assert (finding["topic"], finding["queue_id"]) == (beyond["topic"], beyond["queue_id"])
+    assert finding["next"] == answers(root, "doctor", 1)["next"][0]
+    run(*finding["next"].split()[1:], "--apply", "--yes").expect(0)
     assert answers(root, "verify", 0)["ok"]
 
 
@@ -420,13 +420,13 @@ def test_first_log_files_that_no_cleaner_deleted(release: str, store: Build,
     first, second, third, *_ = sorted((root / "commitlog").iterdir())
     first.unlink()
     second.unlink()
-    said = answers(root, "doctor", 1)
-    (loss,) = said["losses"]
+    store_answers = answers(root, "doctor", 1)
+    (loss,) = store_answers["losses"]
     assert (loss["what"], loss["already"]) == ("messages", True)
     assert loss["count"] > 0
-    assert said["next"][0].endswith("--from COPY")
-    assert [one["category"] for one in said["remains"]] == ["log-start"]
-    assert answers(root, "preflight", 1)["losses"] == said["losses"]
+    assert store_answers["next"][0].endswith("--from COPY")
+    assert [remainder["category"] for remainder in store_answers["remains"]] == ["log-start"]
+    assert answers(root, "preflight", 1)["losses"] == store_answers["losses"]
     # A broker deletes the files of a queue up to the first with an entry that is still in the log.
     without_expired_rows(root, int(third.name))
     assert answers(root, "doctor", 0)["sound"]
@@ -460,14 +460,15 @@ def test_a_compaction_log_that_is_missing(golden_copy: GoldenFolder, gone: str) 
     put(root, TOPICS, table)
     assert answers(root, "doctor", 0)["sound"]
     shutil.rmtree(root / gone)
-    said = answers(root, "doctor", 1)
-    (loss,) = said["losses"]
+    store_answers = answers(root, "doctor", 1)
+    (loss,) = store_answers["losses"]
     assert (loss["what"], loss["already"]) == ("messages", True)
     assert loss["count"] > 0
-    why = {one["category"]: one["why"] for one in said["remains"]}
+    why = {remainder["category"]: remainder["why"] for remainder in store_answers["remains"]}
     assert "compaction/ from a copy" in why["compaction"]
     assert not [text for text in why.values() if "does not contain what a repair needs" in text]
-    assert "compaction" in {one["category"] for one in answers(root, "verify", 1)["findings"]}
+    assert "compaction" in {finding["category"]
+                            for finding in answers(root, "verify", 1)["findings"]}
     # A broker that knows no compaction delivers these messages from the commit log.
     for command in ("doctor", "preflight"):
         older = run(command, root, "--broker-version", "5.0.0", "-o", "json").expect(0, 1).json()
@@ -480,9 +481,9 @@ def test_two_kinds_of_queues_ask_for_the_brokers_configuration(golden_copy: Gold
     file = root / f"consumequeue/TP_mail_Topic/0/{0:020d}"
     file.parent.mkdir(parents=True)
     file.write_bytes(bytes(400))
-    said = answers(root, "doctor", 3)
-    assert said["sound"] is None
-    assert said["next"] == [f"rmqctl doctor {root} --broker-conf FILE"]
+    store_answers = answers(root, "doctor", 3)
+    assert store_answers["sound"] is None
+    assert store_answers["next"] == [f"rmqctl doctor {root} --broker-conf FILE"]
     for command in ("verify", "preflight", "recover", "impact"):
         assert "pass --broker-conf" in run(command, root).expect(3).err
 
@@ -499,7 +500,8 @@ def test_topics_of_a_store_with_queues_in_rocksdb(golden_copy: GoldenFolder) -> 
     root = golden_copy("5.3.3/rocksdb/store")
     topic, ids = "TP_fraud_Event4", range(4)
     put(root, TOPICS, topic_table({topic: 1, "TP_mail_Topic": 4, "TP_队列_login": 8}, five=True))
-    put(root, OFFSETS, offset_table({f"{topic}@g1": {str(each): 1 for each in ids}}, five=True))
+    put(root, OFFSETS,
+        offset_table({f"{topic}@g1": {str(identifier): 1 for identifier in ids}}, five=True))
     step = answers(root, "doctor", 1)["next"][0]
     assert step == f"rmqctl topic create {root} {topic} --read-queues 4"
     run(*step.split()[1:]).expect(0)
@@ -508,6 +510,6 @@ def test_topics_of_a_store_with_queues_in_rocksdb(golden_copy: GoldenFolder) -> 
     with (inside / "commitlog" / f"{131072:020d}").open("r+b") as file:
         file.write(b"\x01")
     run("recover", inside, "--apply", "--yes").expect(0)
-    said = answers(inside, "doctor", 1)
-    assert not [step for step in said["next"] if " topic create " in step]
-    assert "mqadmin" in said["remains"][0]["why"]
+    store_answers = answers(inside, "doctor", 1)
+    assert not [step for step in store_answers["next"] if " topic create " in step]
+    assert "mqadmin" in store_answers["remains"][0]["why"]

@@ -33,18 +33,19 @@ def counted(store: Path, *, damaged: bool = False) -> tuple[int | None, int]:
                 preflight(opened).messages_already_lost)
 
 
-@pytest.mark.parametrize("each", sample(clean_stores(), 12, "missing"), ids=lambda each: each.id)
-def test_a_sound_store_has_lost_nothing(golden: GoldenFolder, each: GoldenStore) -> None:
-    assert counted(golden(each.id)) == (0, 0)
+@pytest.mark.parametrize("golden_store", sample(clean_stores(), 12, "missing"),
+                         ids=lambda golden_store: golden_store.id)
+def test_a_sound_store_has_lost_nothing(golden: GoldenFolder, golden_store: GoldenStore) -> None:
+    assert counted(golden(golden_store.id)) == (0, 0)
 
 
-@pytest.mark.parametrize("each", sample(golden_stores(), 12, "missing too"),
-                         ids=lambda each: each.id)
+@pytest.mark.parametrize("golden_store", sample(golden_stores(), 12, "missing too"),
+                         ids=lambda golden_store: golden_store.id)
 def test_a_quick_look_never_says_nothing_where_preflight_counts(golden: GoldenFolder,
-                                                                each: GoldenStore) -> None:
-    with Store.open(golden(each.id)) as store:
-        found, expected = missing(store, damaged=True).known_lost, preflight(store)
-    assert found in (None, expected.messages_already_lost)
+                                                                golden_store: GoldenStore) -> None:
+    with Store.open(golden(golden_store.id)) as store:
+        known_lost, expected = missing(store, damaged=True).known_lost, preflight(store)
+    assert known_lost in (None, expected.messages_already_lost)
 
 
 def last_file(store: Path) -> None:
@@ -94,9 +95,9 @@ def test_what_is_lost_is_not_complete(accident: Callable[[Path], None], name: st
                     ("export", store, "--out", tmp_path / "many"), ("stats", store),
                     ("pipeline", "stats", store, "--engine", "local"),
                     ("pipeline", "export", store, "--engine", "local", "--out", tmp_path / "all")):
-        said = run(*command, *JSON).expect(1).json()
-        assert said["complete"] is False, command
-        assert said["messages_already_lost"] == start["messages_already_lost"], command
+        answer = run(*command, *JSON).expect(1).json()
+        assert answer["complete"] is False, command
+        assert answer["messages_already_lost"] == start["messages_already_lost"], command
     manifest = json.loads((tmp_path / "one.jsonl.manifest.json").read_text())
     assert (manifest["complete"], manifest["messages_already_lost"]) == (
         False, start["messages_already_lost"])
@@ -109,9 +110,10 @@ def test_what_is_lost_is_not_complete(accident: Callable[[Path], None], name: st
 def test_a_sound_store_is_complete(name: str, golden: GoldenFolder, tmp_path: Path) -> None:
     for command in (("export", golden(name), "--out", tmp_path / "one.jsonl"),
                     ("stats", golden(name)), ("stats", golden(name), "--by", "hour")):
-        said = run(*command, *JSON).expect(0).json()
-        assert (said["complete"], said["messages_already_lost"], said["messages_replaced"]) == (
-            True, 0, 0)
+        answer = run(*command, *JSON).expect(0).json()
+        assert (answer["complete"], answer["messages_already_lost"],
+                answer["messages_replaced"]) == (
+                    True, 0, 0)
 
 
 def test_a_filler_is_no_message(tmp_path: Path) -> None:
@@ -124,18 +126,18 @@ def test_a_filler_is_no_message(tmp_path: Path) -> None:
     run("recover", store, *sizes, "--apply", "--yes").expect(1)
     for command in (("export", store, "--out", tmp_path / "one.jsonl"),
                     ("export", store, "--out", tmp_path / "many"), ("stats", store)):
-        said = run(*command, *JSON).expect(0, 1).json()
-        assert (said["complete"], said["messages_replaced"]) == (False, 3), command
+        answer = run(*command, *JSON).expect(0, 1).json()
+        assert (answer["complete"], answer["messages_replaced"]) == (False, 3), command
 
 
 @pytest.mark.parametrize("name", ["4.9.3/crash-crc", "5.3.3/crash-crc", "5.3.3/dledger-crash-crc"])
 def test_a_body_that_does_not_match_its_crc_is_lost_for_all(name: str, golden: GoldenFolder,
                                                            tmp_path: Path) -> None:
     store = golden(name) / "before"
-    said = run("stats", store, *JSON).expect(1)
-    figures = said.json()
+    result = run("stats", store, *JSON).expect(1)
+    figures = result.json()
     assert (figures["complete"], figures["bodies_damaged"]) == (False, 1)
-    assert "1 message counted despite a body CRC mismatch" in said.err
+    assert "1 message counted despite a body CRC mismatch" in result.err
     for command in ("preflight", "verify", "doctor"):
         answer = run(command, store, *JSON).expect(1).json()
         counted = answer.get("coverage", {}).get("messages_already_lost")

@@ -27,7 +27,7 @@ from tests.test_cases import built
 
 INCIDENTS = [case for case in CASES_OF_OPERATORS if case.name.startswith("incident-")]
 KINDS = (*damages.KINDS, damages.MIXED)
-SETS = (*(each.id for each in all_sets()), *(
+SETS = (*(golden_set.id for golden_set in all_sets()), *(
     f"{file.parent.name}/{file.name.removesuffix('.tar.xz')}"
     for file in sorted(LAYOUTS.glob("*/*.tar.xz"))))
 OF_THE_LOG, OF_WHAT_FOLLOWS, ALL = 20, 30, 50
@@ -69,7 +69,7 @@ def hurt(name: str, number: int, source: Path, root: Path) -> list[str]:
     folders = MULTI_PATH if name.endswith("/multipath") else ("commitlog",)
     if not number:
         return ["none"]
-    if number >= OF_WHAT_FOLLOWS or not all((source / each).is_dir() for each in folders):
+    if number >= OF_WHAT_FOLLOWS or not all((source / folder).is_dir() for folder in folders):
         return [hurt_any_file(root, luck)]
     target = damages.Target(Base(name, source, Sizes(), folders), root, luck)
     if not target.used:
@@ -92,7 +92,7 @@ def damaged(golden: GoldenFolder, folder: Path, name: str, number: int) -> tuple
 
 
 def options_of(name: str) -> list[str]:
-    return [word for each in MULTI_PATH for word in ("--commitlog-dir", each)] if (
+    return [word for golden_set in MULTI_PATH for word in ("--commitlog-dir", golden_set)] if (
         name.endswith("/multipath")) else []
 
 
@@ -110,8 +110,8 @@ def test_the_advice_closes(golden: GoldenFolder, tmp_path: Path, name: str, numb
     """
     root, _, _ = damaged(golden, tmp_path, name, number)
     assert contradictions(root, *options_of(name)) == []
-    said = followed(run, root, options_of(name))
-    assert said["sound"] or said["remains"]
+    changes = followed(run, root, options_of(name))
+    assert changes["sound"] or changes["remains"]
 
 
 @pytest.mark.long

@@ -117,14 +117,14 @@ DAMAGES: tuple[Damage, ...] = (
     whole, cut_tail, zeroed_page, missing_middle_file, deleted_queue_folder, flipped_bit, log_alone,
     without_queues, offset_beyond_the_end,
     known_by_the_index_alone)
-STORES = [(version, end, each) for version, end in (("5.3.3", "abort"), ("4.9.3", "clean"))
-          for each in DAMAGES]
+STORES = [(version, end, damage) for version, end in (("5.3.3", "abort"), ("4.9.3", "clean"))
+          for damage in DAMAGES]
 CASES = pytest.mark.parametrize(
     ("version", "end", "hurt"), STORES,
     ids=["-".join((version, end, hurt.__name__)) for version, end, hurt in STORES])
 
 
-def made(root: Path, end: str, hurt: Damage) -> Path:
+def damaged_store(root: Path, end: str, hurt: Damage) -> Path:
     """With a group that has read 10 messages of each queue, which is beyond the end of some."""
     queues = {(path.parent.name, path.name) for path in (root / "consumequeue").glob("*/*")}
     names = sorted({topic for topic, _ in queues})
@@ -156,65 +156,68 @@ def account(root: Path) -> Losses:
 
 def compared(root: Path, tmp_path: Path) -> Losses:
     """The account, which all commands show; the plan's list of lost messages is not compared."""
-    found = account(root)
-    said: dict[str, dict[str, Any]] = {
+    losses = account(root)
+    answers_by_name: dict[str, dict[str, Any]] = {
         name: run(name, root, *more, *JSON).expect(0, 1).json() for name, *more in (
             ("info",), ("doctor",), ("preflight",), ("impact",), ("verify",), ("stats",))}
-    said["verify"].update(said["verify"].pop("coverage"))
-    assert {said["doctor"]["already_lost"], *(
-        said[name]["messages_already_lost"] for name in said if name != "info")} == {found.already}
-    for name, number in (("messages_undecided", found.undecided),
-                         ("messages_replaced", found.replaced)):
-        assert {one: said[one][name] for one in said if one != "info"} == dict.fromkeys(
-            set(said) - {"info"}, number), name
-    assert said["doctor"]["would_lose"] == found.would_lose
-    assert said["doctor"]["would_lose_by_topic"] == found.would_lose_by_topic
+    answers_by_name["verify"].update(answers_by_name["verify"].pop("coverage"))
+    assert {answers_by_name["doctor"]["already_lost"], *(
+        answers_by_name[name]["messages_already_lost"] for name in answers_by_name
+        if name != "info")} == {losses.already}
+    for name, number in (("messages_undecided", losses.undecided),
+                         ("messages_replaced", losses.replaced)):
+        assert {item: answers_by_name[item][name] for item in answers_by_name
+                if item != "info"} == dict.fromkeys(
+                    set(answers_by_name) - {"info"}, number), name
+    assert answers_by_name["doctor"]["would_lose"] == losses.would_lose
+    assert answers_by_name["doctor"]["would_lose_by_topic"] == losses.would_lose_by_topic
     for name in ("preflight", "impact"):
-        assert said[name]["messages_lost"] == found.cut, name
+        assert answers_by_name[name]["messages_lost"] == losses.cut, name
     for name in ("info", "doctor", "preflight", "impact"):
-        assert said[name]["lost_in_repairs"] == found.in_repairs.as_list(), name
-    assert said["info"]["messages_already_lost"] is None  # it does not read the log
+        assert answers_by_name[name]["lost_in_repairs"] == losses.in_repairs.as_list(), name
+    assert answers_by_name["info"]["messages_already_lost"] is None  # it does not read the log
     # By topic, queue and group it is the same loss.
-    named = sum(found.already_by_topic.values())
-    assert named <= found.known_lost
-    if found.queues is not None:
-        assert sum(queue.lost for queue in found.queues.values()) == named
-        assert sum(queue.cut for queue in found.queues.values()) == found.cut_for_sure
-        assert sum(queue.without_entry for queue in found.queues.values()) == (
-            found.without_entry or 0)
-    rows = said["impact"]["queues"]
-    assert found.unread_and_affected == sum(row["lost_after"] + row["at_risk"] for row in rows)
-    assert said["doctor"]["groups_affected"] == said["impact"]["groups_affected"] == len(
-        found.groups or ())
+    named = sum(losses.already_by_topic.values())
+    assert named <= losses.known_lost
+    if losses.queues is not None:
+        assert sum(queue.lost for queue in losses.queues.values()) == named
+        assert sum(queue.cut for queue in losses.queues.values()) == losses.cut_for_sure
+        assert sum(queue.without_entry for queue in losses.queues.values()) == (
+            losses.without_entry or 0)
+    rows = answers_by_name["impact"]["queues"]
+    assert losses.unread_and_affected == sum(row["lost_after"] + row["at_risk"] for row in rows)
+    assert answers_by_name["doctor"]["groups_affected"] == answers_by_name["impact"][
+        "groups_affected"] == len(
+            losses.groups or ())
     # A report, and the screen of `browse`.
     with Store.open(str(root)) as store:
         facts = gather(store, None, 1, unwatched, hashes=False)
-    assert facts.diagnosis.losses == found
+    assert facts.diagnosis.losses == losses
     assert sum(row.lost for row in facts.topics) == named
     out = tmp_path / "report.html"
     run("report", root, "--out", out).expect(0, 1)
     tiles = re.sub(r"<[^>]+>|\s+", " ", out.read_text())
-    assert re.search(rf"(^|\s){found.already:,} +messages already lost", tiles)
+    assert re.search(rf"(^|\s){losses.already:,} +messages already lost", tiles)
     out.unlink()
     with Store.open(str(root)) as store:
         reader = StoreView(store, lambda _problem: None)
         notes = checking.run(checking.Task("", None), reader, lambda _done: None).notes
-    assert set(map(str, found.in_words())) <= set(notes)
+    assert set(map(str, losses.in_words())) <= set(notes)
     # Verdicts contradict none of these.
-    verdict = said["doctor"]["verdict"]
-    assert ("nothing is lost" in verdict) <= found.is_complete, verdict
+    verdict = answers_by_name["doctor"]["verdict"]
+    assert ("nothing is lost" in verdict) <= losses.is_complete, verdict
     page = run("doctor", root).expect(0, 1).out
     shown = re.search(r"already lost +(.*)", page)
     assert shown is not None
-    assert shown.group(1).startswith(f"{found.already:,} message" if found.already else "nothing")
-    return found
+    assert shown.group(1).startswith(f"{losses.already:,} message" if losses.already else "nothing")
+    return losses
 
 
 @pytest.mark.long
 @CASES
 def test_all_commands_show_the_same_numbers(version: str, end: str, hurt: Damage, tmp_path: Path,
                                             golden_copy: GoldenFolder) -> None:
-    root = made(golden_copy(f"{version}/crash-base/store"), end, hurt)
+    root = damaged_store(golden_copy(f"{version}/crash-base/store"), end, hurt)
     before = compared(root, tmp_path)
     # A plan says what is lost for good, and what stays undecided.
     choice = ("--ambiguous", "leave-out") if before.in_log else ()
@@ -246,7 +249,7 @@ def test_all_commands_show_the_same_numbers(version: str, end: str, hurt: Damage
 @CASES
 def test_a_broker_s_recovery_hides_no_loss(version: str, end: str, hurt: Damage,
                                            golden_copy: GoldenFolder) -> None:
-    root = made(golden_copy(f"{version}/crash-base/store"), end, hurt)
+    root = damaged_store(golden_copy(f"{version}/crash-base/store"), end, hurt)
     before = account(root)
     run("recover", root, "--strategy", "broker", "--broker-version", version, "--apply", "--yes",
         *JSON).expect(0, 1, 6)
@@ -258,7 +261,7 @@ def test_a_broker_s_recovery_hides_no_loss(version: str, end: str, hurt: Damage,
 @pytest.mark.parametrize("end", ["abort", "clean"])
 def test_truncating_keeps_the_number_of_lost_messages(end: str, golden_copy: GoldenFolder) -> None:
     """The entries beyond the end of the log are all that tells of them, and are truncated."""
-    root = made(golden_copy("5.3.3/crash-base/store"), end, cut_tail)
+    root = damaged_store(golden_copy("5.3.3/crash-base/store"), end, cut_tail)
     before = account(root)
     with Store.open(str(root)) as store:
         place = find_end(store).offset
@@ -274,7 +277,7 @@ def test_truncating_keeps_the_number_of_lost_messages(end: str, golden_copy: Gol
 def test_index_entries_of_lost_messages_are_witnesses(version: str,
                                                       golden_copy: GoldenFolder) -> None:
     """A start that trusts no index file loses only the entries whose messages are still there."""
-    root = made(golden_copy(f"{version}/crash-base/store"), "abort", whole)
+    root = damaged_store(golden_copy(f"{version}/crash-base/store"), "abort", whole)
     with (root / "checkpoint").open("r+b") as file:
         file.seek(16)
         file.write((1).to_bytes(8, "big"))  # the index's time
@@ -300,7 +303,7 @@ def predicted(root: Path, *, full: bool = True) -> Prediction:
 @pytest.mark.parametrize("hurt", [missing_middle_file, zeroed_page])
 def test_what_was_not_read_is_not_lost(hurt: Damage, golden_copy: GoldenFolder) -> None:
     """A gap before the first record that was looked at tells nothing: all may be there."""
-    root = made(golden_copy("5.3.3/crash-base/store"), "abort", hurt)
+    root = damaged_store(golden_copy("5.3.3/crash-base/store"), "abort", hurt)
     shutil.rmtree(root / "consumequeue")
     shutil.rmtree(root / "index")
     quick, full = (predicted(root, full=full).account for full in (False, True))
@@ -326,9 +329,9 @@ def test_a_damaged_record_counts_whoever_tells_of_it(tmp_path: Path, *, rows: bo
     if not rows:
         shutil.rmtree(root / "consumequeue")
         shutil.rmtree(root / "index")
-    found = account(root)
-    assert (found.known_lost, found.in_log) == (1, 0)
-    assert found.already_by_topic == {message.record.topic.decode(): 1}
+    losses = account(root)
+    assert (losses.known_lost, losses.in_log) == (1, 0)
+    assert losses.already_by_topic == {message.record.topic.decode(): 1}
 
 
 # -- no other module counts -----------------------------------------------------------------------
@@ -361,10 +364,10 @@ def _names_losses(tree: ast.AST) -> Iterator[str]:
 
 @together
 def test_no_other_module_counts_lost_messages() -> None:
-    found = [f"{path.relative_to(PACKAGE)} {what}" for path, tree in trees().items()
+    texts = [f"{path.relative_to(PACKAGE)} {what}" for path, tree in trees().items()
              if not path.relative_to(PACKAGE).as_posix().startswith(_MAY)
              for what in _names_losses(tree)]
-    assert found == []
+    assert texts == []
 
 
 @together

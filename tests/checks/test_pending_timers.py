@@ -57,7 +57,7 @@ def test_they_are_messages_of_the_log(golden: GoldenFolder) -> None:
     root = golden(SET)
     rows = [row for row in listed(root) if row["state"] == PENDING]
     assert rows
-    messages = {one["physical_offset"]: one for one in run(
+    messages = {message["physical_offset"]: message for message in run(
         "read", root, "--topic", TIMER_TOPIC, "-o", "json").json()}
     for row in rows:
         properties = messages[row["physical_offset"]]["properties"]

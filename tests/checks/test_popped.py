@@ -50,7 +50,7 @@ def ask(root: Path, now: int = LATER) -> PopState:
 
 
 def states(root: Path, now: int = LATER) -> list[tuple[int, str]]:
-    return [(one.queue_offset, one.state) for one in ask(root, now).messages]
+    return [(message.queue_offset, message.state) for message in ask(root, now).messages]
 
 
 def built(tmp_path: Path, *specs: Spec, revived: int = -1, **changes: Any) -> Path:
@@ -117,8 +117,8 @@ def test_what_waits_in_the_timer(tmp_path: Path) -> None:
     root = built(tmp_path, waiting(check_point(0), due), waiting(ack(0, 1), due),
                  waiting(ack(0, 2), due))
     assert states(root, POPPED) == [(0, INVISIBLE)]
-    (one,) = ask(root).messages
-    assert (one.delivery.offset, one.delivery.kept_in) == (None, "timer")
+    (stored_message,) = ask(root).messages
+    assert (stored_message.delivery.offset, stored_message.delivery.kept_in) == (None, "timer")
 
 
 @pytest.mark.parametrize("spec", [
@@ -132,9 +132,10 @@ def test_bodies_that_are_none(tmp_path: Path, spec: Spec) -> None:
     root = built(tmp_path, check_point(4, 1), spec, check_point(5, 1), revived=1)
     state = ask(root)
     assert state.damaged == 1
-    assert [(one.queue_offset, one.state) for one in state.messages] == [(4, UNDECIDED), (5, DUE)]
-    found = run("pop", "list", root).expect(1)
-    assert "is not a" in found.err
+    assert [(message.queue_offset, message.state)
+            for message in state.messages] == [(4, UNDECIDED), (5, DUE)]
+    result = run("pop", "list", root).expect(1)
+    assert "is not a" in result.err
 
 
 @pytest.mark.parametrize(("specs", "left"), [
@@ -176,8 +177,9 @@ def test_records_in_rocksdb(golden_copy: Any, tmp_path: Path) -> None:
     database.get_column_family("popState")[b"odd"] = b"{}"
     database.close()
     state = ask(root)
-    assert [(one.queue_offset, one.state, one.delivery.kept_in) for one in state.messages] == [
-        (7, DUE, "kvStore")]
+    assert [(message.queue_offset, message.state, message.delivery.kept_in)
+            for message in state.messages] == [
+                (7, DUE, "kvStore")]
     assert len(state.notes) == 1
 
 

@@ -24,7 +24,7 @@ from rmqctl.store import Sizes, Store
 from tests.support import cli, snapshot
 from tests.support.golden import GoldenSet, GoldenStore, all_sets, clean_stores
 
-DAMAGED = [each for each in all_sets() if each.is_damaged]
+DAMAGED = [golden_set for golden_set in all_sets() if golden_set.is_damaged]
 SHAPE = Sizes(index_slots=100, index_max=200)
 """The index of all damage sets (where it is deleted no file tells it)."""
 CRASH = "5.3.3/crash-live/before"
@@ -44,7 +44,7 @@ def files(root: Path, structure: str) -> set[str]:
 
 def intact(root: Path) -> Counter[tuple[int, str]]:
     """(physical offset, topic) of the intact messages in the files of a log."""
-    found: Counter[tuple[int, str]] = Counter()
+    counts: Counter[tuple[int, str]] = Counter()
     with Store.open(root) as store:
         for batch in store.log.walk():
             good = batch.crc_ok()
@@ -52,106 +52,110 @@ def intact(root: Path) -> Counter[tuple[int, str]]:
                 if good[row]:
                     at = int(batch.column("topic_start")[row])
                     topic = batch.data[at:at + int(batch.column("topic_length")[row])].tobytes()
-                    found[int(batch.offset[row]), topic.decode()] += 1
-    return found
+                    counts[int(batch.offset[row]), topic.decode()] += 1
+    return counts
 
 
-@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
-def test_the_engine_is_judge(golden, each: GoldenSet):
-    folder = golden(each.id)
+@pytest.mark.parametrize("golden_store", DAMAGED, ids=lambda golden_store: golden_store.id)
+def test_the_engine_is_judge(golden, golden_store: GoldenSet):
+    folder = golden(golden_store.id)
     expect = json.loads((folder / "expect.json").read_text())
     before, after = folder / "before", folder / "after"
-    made = ask(before, each.version, sizes=SHAPE)
+    prediction = ask(before, golden_store.version, sizes=SHAPE)
 
-    assert made.starts == expect["loaded"]
-    assert made.recovery == ("abnormal" if each.kind.startswith("crash-") else "normal")
-    if not made.starts:
-        assert made.truncate_to is None
-        assert made.refusals
-        assert not made.harmless
+    assert prediction.starts == expect["loaded"]
+    assert prediction.recovery == ("abnormal" if golden_store.kind.startswith("crash-")
+                                   else "normal")
+    if not prediction.starts:
+        assert prediction.truncate_to is None
+        assert prediction.refusals
+        assert not prediction.harmless
         return
-    assert made.truncate_to == expect["maxPhyOffsetAfterLoad"]
+    assert prediction.truncate_to == expect["maxPhyOffsetAfterLoad"]
     gone = {name for structure in ("commitlog", "consumequeue", "index")
             for name in files(before, structure) - files(after, structure)}
-    assert set(made.doomed) == gone
-    assert made.checkpoint == page.parse((after / "checkpoint").read_bytes())
-    queues = {f"{one['topic']}-{one['queueId']}": one["max"] for one in expect["queues"]
-              if one["max"]}
-    assert {key: end for key, end in made.table.items() if end} == queues
+    assert set(prediction.doomed) == gone
+    assert prediction.checkpoint == page.parse((after / "checkpoint").read_bytes())
+    queues = {f"{queue['topic']}-{queue['queueId']}": queue["max"] for queue in expect["queues"]
+              if queue["max"]}
+    assert {key: end for key, end in prediction.table.items() if end} == queues
 
     end = expect["maxPhyOffsetAfterLoad"]
     lost = Counter(topic for at, topic in intact(before) if at >= end)
-    assert made.lost_by_topic == dict(lost)
-    assert made.messages_lost == lost.total() == len(made.lost_first)
+    assert prediction.lost_by_topic == dict(lost)
+    assert prediction.messages_lost == lost.total() == len(prediction.lost_first)
     kept = {(at, topic) for at, topic in intact(before) if at < end}
-    rowed = {(row[1], row[4]) for one in expect["queues"] for row in one["messages"]}
-    assert made.unreachable_by_topic == dict(Counter(topic for _, topic in kept - rowed))
+    rowed = {(row[1], row[4]) for queue in expect["queues"] for row in queue["messages"]}
+    assert prediction.unreachable_by_topic == dict(Counter(topic for _, topic in kept - rowed))
     # Rows that lead to nothing whole tell of messages that were lost before.
     whole = {at for at, _ in intact(before)}
     gone_before = [topic for topic, places in row_places(before).items()
                    for at in places - whole]
-    assert made.already_lost_by_topic == dict(Counter(gone_before))
-    assert made.messages_already_lost == len(gone_before)
-    assert made.start_is_harmless == (
-        not lost and kept <= rowed and not (gone_before and made.rows_cut)
-        and not made.index_lost)
-    assert made.harmless == (made.start_is_harmless and not gone_before)
+    assert prediction.already_lost_by_topic == dict(Counter(gone_before))
+    assert prediction.messages_already_lost == len(gone_before)
+    assert prediction.start_is_harmless == (
+        not lost and kept <= rowed and not (gone_before and prediction.rows_cut)
+        and not prediction.index_lost)
+    assert prediction.harmless == (prediction.start_is_harmless and not gone_before)
     # The same by queue, as consumers count.
-    assert made.queue_losses is not None
-    assert {f"{topic}-{queue}": one.end for (topic, queue), one in made.queue_losses.items()
-            if one.end} == queues
-    for name, counted in (("cut", made.lost_by_topic), ("lost", made.already_lost_by_topic),
-                          ("without_row", made.unreachable_by_topic)):
+    assert prediction.queue_losses is not None
+    assert {f"{topic}-{queue}": queue_loss.end
+            for (topic, queue), queue_loss in prediction.queue_losses.items()
+            if queue_loss.end} == queues
+    for name, counted in (("cut", prediction.lost_by_topic),
+                          ("lost", prediction.already_lost_by_topic),
+                          ("without_row", prediction.unreachable_by_topic)):
         by_topic: Counter[str] = Counter()
-        for (topic, _), one in made.queue_losses.items():
-            by_topic[topic] += getattr(one, name).count()
+        for (topic, _), queue_loss in prediction.queue_losses.items():
+            by_topic[topic] += getattr(queue_loss, name).count()
         assert dict(+by_topic) == counted, name
 
 
 def row_places(root):
     """Where the rows of each topic lead to."""
-    found = {}
+    places = {}
     for path in (root / "consumequeue").glob("*/*/*"):
         raw = path.read_bytes()
-        found.setdefault(path.parts[-3], set()).update(
+        places.setdefault(path.parts[-3], set()).update(
             at for at, size, _ in struct.iter_unpack(">qiq", raw[:len(raw) // 20 * 20])
             if 0 < size < 0x7FFFFFFF)
-    return found
+    return places
 
 
-@pytest.mark.parametrize("each", clean_stores(), ids=lambda one: one.id)
-def test_a_sound_store_loses_nothing(golden, each: GoldenStore):
-    made = ask(golden(each.id), each.version, each.commitlog_dirs)
-    assert made.harmless
-    assert (made.messages_lost, made.unreachable, made.rows_cut, made.doomed) == (0, 0, 0, [])
-    assert not [one for one in made.actions if one.target != "checkpoint"]
+@pytest.mark.parametrize("golden_store", clean_stores(), ids=lambda golden_store: golden_store.id)
+def test_a_sound_store_loses_nothing(golden, golden_store: GoldenStore):
+    prediction = ask(golden(golden_store.id), golden_store.version, golden_store.commitlog_dirs)
+    assert prediction.harmless
+    assert (prediction.messages_lost, prediction.unreachable, prediction.rows_cut,
+            prediction.doomed) == (0, 0, 0, [])
+    assert not [action for action in prediction.actions if action.target != "checkpoint"]
 
 
-@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
-def test_duplicates_and_lost_entries_of_the_index(golden, each: GoldenSet):
-    made = ask(golden(each.id) / "before", each.version, sizes=SHAPE)
-    if not made.starts:
+@pytest.mark.parametrize("golden_store", DAMAGED, ids=lambda golden_store: golden_store.id)
+def test_duplicates_and_lost_entries_of_the_index(golden, golden_store: GoldenSet):
+    prediction = ask(golden(golden_store.id) / "before", golden_store.version, sizes=SHAPE)
+    if not prediction.starts:
         return
-    before, after = (_entries(golden(each.id) / state) for state in ("before", "after"))
+    before, after = (_entries(golden(golden_store.id) / state) for state in ("before", "after"))
     lost = before - after
-    assert made.index_lost == sum(count for (_, place), count in lost.items()
-                                  if place < made.truncate_to)
-    if each.kind.endswith(("crash-live", "crash-cqlag")):
-        assert made.index_entries > 0
-        assert made.index_discarded > 0
-    assert made.index_duplicates == sum(
+    assert prediction.index_lost == sum(count for (_, place), count in lost.items()
+                                        if place < prediction.truncate_to)
+    if golden_store.kind.endswith(("crash-live", "crash-cqlag")):
+        assert prediction.index_entries > 0
+        assert prediction.index_discarded > 0
+    assert prediction.index_duplicates == sum(
         count - before[key] for key, count in after.items() if 0 < before[key] < count)
 
 
 def _entries(root: Path) -> Counter[tuple[int, int]]:
-    found: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     with Store.open(root, (), SHAPE) as store:
         for index in store.indexes_newest_first():
             for number in range(1, index.count):
                 entry = index.entry(number)
                 assert entry is not None
-                found[entry.key_hash, entry.physical_offset] += 1
-    return found
+                counts[entry.key_hash, entry.physical_offset] += 1
+    return counts
 
 
 # -- loading --------------------------------------------------------------------------------------
@@ -194,20 +198,20 @@ def test_what_a_broker_loads(golden_copy, name: str):
     change, old, new = LOADING[name]
     change(root)
     for version, starts in zip(("4.9.3", "5.3.3"), (old, new), strict=True):
-        made = ask(root, version, sizes=SHAPE)
-        assert made.starts is starts, (version, made.refusals)
-        assert made.harmless is starts
+        prediction = ask(root, version, sizes=SHAPE)
+        assert prediction.starts is starts, (version, prediction.refusals)
+        assert prediction.harmless is starts
         if not starts:
-            assert made.actions
-            assert {one.action for one in made.actions} == {"refuse to start"}
+            assert prediction.actions
+            assert {action.action for action in prediction.actions} == {"refuse to start"}
 
 
 def test_an_empty_last_file_is_deleted(golden_copy):
     root = golden_copy(CRASH)
     _empty_next(root)
-    made = ask(root, "5.3.3", sizes=SHAPE)
-    assert made.doomed[0] == str(_last(root).relative_to(root))
-    assert any("5.1.3" in one for one in made.differences)
+    prediction = ask(root, "5.3.3", sizes=SHAPE)
+    assert prediction.doomed[0] == str(_last(root).relative_to(root))
+    assert any("5.1.3" in difference for difference in prediction.differences)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -218,14 +222,14 @@ def test_an_empty_log_destroys_every_queue(golden_copy, version: str, abort: boo
     (root / "commitlog").mkdir()
     if abort:
         (root / "abort").touch()
-    made = ask(root, version)
-    assert made.starts
-    assert made.truncate_to == 0
-    destroyed = {one.target for one in made.actions if one.action == "destroy"}
+    prediction = ask(root, version)
+    assert prediction.starts
+    assert prediction.truncate_to == 0
+    destroyed = {action.target for action in prediction.actions if action.action == "destroy"}
     assert destroyed == {str(path.parent.relative_to(root))
                          for path in (root / "consumequeue").rglob("*") if path.is_file()}
-    assert made.rows_lost > 0
-    assert not made.harmless
+    assert prediction.rows_lost > 0
+    assert not prediction.harmless
 
 
 # -- queues ---------------------------------------------------------------------------------------
@@ -235,12 +239,12 @@ def test_an_empty_log_destroys_every_queue(golden_copy, version: str, abort: boo
 def test_a_single_deleted_queue_never_comes_back(golden_copy, version: str):
     root = golden_copy(f"{version}/basic/store")
     with Store.open(root) as store:
-        (topic, queue_id), queue = max(store.queues.items(), key=lambda one: one[1].written)
+        (topic, queue_id), queue = max(store.queues.items(), key=lambda pair: pair[1].written)
         rows = queue.written
     shutil.rmtree(root / "consumequeue" / topic / str(queue_id))
-    made = ask(root, version)
-    assert (made.messages_lost, made.unreachable_by_topic) == (0, {topic: rows})
-    assert not made.harmless
+    prediction = ask(root, version)
+    assert (prediction.messages_lost, prediction.unreachable_by_topic) == (0, {topic: rows})
+    assert not prediction.harmless
 
 
 def test_topics_that_were_deleted_are_no_loss(golden_copy):
@@ -252,10 +256,10 @@ def test_topics_that_were_deleted_are_no_loss(golden_copy):
     table = {name: {"topicName": name, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6}
              for name in others}
     (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
-    made = ask(root)
-    assert made.unreachable == 0
-    assert made.harmless
-    assert "deleted topics are not counted" in " ".join(made.notes)
+    prediction = ask(root)
+    assert prediction.unreachable == 0
+    assert prediction.harmless
+    assert "deleted topics are not counted" in " ".join(prediction.notes)
 
 
 def test_a_queue_of_fillers_counts_as_dispatched_up_to_2_gib(golden_copy):
@@ -265,28 +269,28 @@ def test_a_queue_of_fillers_counts_as_dispatched_up_to_2_gib(golden_copy):
     folder.mkdir(parents=True)
     filler = (0).to_bytes(8) + (0x7FFFFFFF).to_bytes(4) + (0).to_bytes(8)
     (folder / f"{0:020d}").write_bytes(filler * 22)
-    made = ask(root, "4.9.3", sizes=SHAPE)
-    assert made.rows_added == 0
-    assert made.unreachable == 274
+    prediction = ask(root, "4.9.3", sizes=SHAPE)
+    assert prediction.rows_added == 0
+    assert prediction.unreachable == 274
 
 
 # -- the log --------------------------------------------------------------------------------------
 
 
 def test_v2_records_end_the_log_of_an_old_broker(golden):
-    made = ask(golden("5.3.3/v2topic/store"), "4.9.3")
-    assert made.messages_lost > 0
-    assert "v2 record" in made.stop_reason
-    assert any("5.1.0" in one for one in made.differences)
+    prediction = ask(golden("5.3.3/v2topic/store"), "4.9.3")
+    assert prediction.messages_lost > 0
+    assert "v2 record" in prediction.stop_reason
+    assert any("5.1.0" in difference for difference in prediction.differences)
 
 
 def test_a_missing_middle_file(golden_copy):
     """A broker goes on with the next file it has; after a clean end 4.9.3 without queues waits."""
     root = golden_copy("4.9.3/clean-nocq/before")
     sorted((root / "commitlog").iterdir())[2].unlink()
-    made = ask(root, "4.9.3", sizes=SHAPE)
-    assert not made.starts
-    assert "start-up hangs" in made.refusals[0]
+    prediction = ask(root, "4.9.3", sizes=SHAPE)
+    assert not prediction.starts
+    assert "start-up hangs" in prediction.refusals[0]
     again = ask(root, "5.3.3", sizes=SHAPE)
     assert again.starts
     assert again.truncate_to == 183565
@@ -302,9 +306,9 @@ def test_a_record_that_lies_about_its_place_is_taken(golden_copy):
     with path.open("r+b") as file:
         file.seek(wrong - 163840 + 28)
         file.write((5).to_bytes(8))
-    made = ask(root, sizes=SHAPE)
-    assert made.truncate_to == end
-    assert str(wrong) in " ".join(made.notes)
+    prediction = ask(root, sizes=SHAPE)
+    assert prediction.truncate_to == end
+    assert str(wrong) in " ".join(prediction.notes)
 
 
 def test_versions(golden):
@@ -323,12 +327,12 @@ def test_the_command(golden):
     with snapshot.assert_unchanged(root):
         done = cli.run("preflight", str(root), "-o", "json")
     assert done.code == 1
-    made = json.loads(done.out)
-    assert made["recovery"] == "abnormal"
-    assert made["starts"] is True
-    assert made["truncate_to"] == 151609
-    assert made["messages_lost"] == sum(made["lost_by_topic"].values()) > 0
-    assert {"action", "target", "reason"} <= made["actions"][0].keys()
+    document = json.loads(done.out)
+    assert document["recovery"] == "abnormal"
+    assert document["starts"] is True
+    assert document["truncate_to"] == 151609
+    assert document["messages_lost"] == sum(document["lost_by_topic"].values()) > 0
+    assert {"action", "target", "reason"} <= document["actions"][0].keys()
     assert cli.run("preflight", str(golden(CLEAN))).code == 0
     assert cli.run("preflight", str(golden(CLEAN)), "--broker-version", "4.9.9").code == 2
     held = cli.run("preflight", str(golden("5.3.3/crash-shortfile/before")))
@@ -341,9 +345,9 @@ def test_the_command(golden):
 def test_a_held_store_is_answered_with_a_note(golden_copy):
     root = golden_copy("4.9.3/basic/store")
     with Repair(str(root), "test"):
-        made = _elsewhere(root)
-    assert made["messages_lost"] == 0
-    assert "a broker is running" in made["notes"][0]
+        plan = _elsewhere(root)
+    assert plan["messages_lost"] == 0
+    assert "a broker is running" in plan["notes"][0]
     assert not any("a broker runs" in note for note in _elsewhere(root)["notes"])
 
 
@@ -372,9 +376,9 @@ def test_rows_that_a_wild_row_takes_along(golden_copy):
     data = bytearray(path.read_bytes())
     data[0] ^= 0x40
     path.write_bytes(data)
-    made = ask(root, sizes=SHAPE)
-    assert str(path.relative_to(root)) in made.doomed
-    assert made.unreachable_by_topic == {"TP_pay_Topic": 3}
+    prediction = ask(root, sizes=SHAPE)
+    assert str(path.relative_to(root)) in prediction.doomed
+    assert prediction.unreachable_by_topic == {"TP_pay_Topic": 3}
 
 
 def test_one_next_command_where_something_is_lost(golden):
@@ -392,9 +396,9 @@ def test_one_next_command_where_something_is_lost(golden):
 
 @pytest.mark.parametrize("kind", ["crash-cqahead-file", "crash-nocheckpoint", "clean-crc"])
 def test_actions_are_data(rmqctl, golden, kind: str) -> None:
-    found = rmqctl("preflight", golden(f"5.3.3/{kind}/before"), "-o", "json").expect(0, 1).json()
-    assert found["actions"]
-    for one in found["actions"]:
-        for value in (one["from"], one["to"]):
+    answer = rmqctl("preflight", golden(f"5.3.3/{kind}/before"), "-o", "json").expect(0, 1).json()
+    assert answer["actions"]
+    for action in answer["actions"]:
+        for value in (action["from"], action["to"]):
             numbers = value.values() if isinstance(value, dict) else (value,)
-            assert all(number is None or isinstance(number, int) for number in numbers), one
+            assert all(number is None or isinstance(number, int) for number in numbers), action

@@ -47,14 +47,14 @@ def test_a_queue_that_goes_on_with_an_empty_file_stops_5x(golden, tmp_path):
     """9728: no queue leads up to the end of the log, so that the queues are not cut again."""
     case = stores.find("9728")
     root = build.build(case, golden(case.base), tmp_path / "store")
-    empty = [found[-1] for found in anatomy.queues(root).values()
-             if len(found) > 1 and not anatomy.rows(root, found[-1])]
-    made = ask(root, "5.3.3")
-    assert not made.starts
-    assert not made.harmless
-    assert [one.split(":")[0] for one in made.refusals] == empty
-    assert "correctMinOffset" in made.refusals[0]
-    assert any("5.0.0" in one for one in made.differences)
+    empty = [queue[-1] for queue in anatomy.queues(root).values()
+             if len(queue) > 1 and not anatomy.rows(root, queue[-1])]
+    prediction = ask(root, "5.3.3")
+    assert not prediction.starts
+    assert not prediction.harmless
+    assert [refusal.split(":")[0] for refusal in prediction.refusals] == empty
+    assert "correctMinOffset" in prediction.refusals[0]
+    assert any("5.0.0" in difference for difference in prediction.differences)
     assert ask(root, "4.9.3").starts
 
 
@@ -78,9 +78,9 @@ def test_rows_that_come_again_save_the_start(golden_copy):
     empty_next_file(root)
     (root / "abort").touch()
     damage.checkpoint_zero(root)
-    made = ask(root, "5.3.3")
-    assert made.starts
-    assert made.rows_added > 0
+    prediction = ask(root, "5.3.3")
+    assert prediction.starts
+    assert prediction.rows_added > 0
 
 
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue"])
@@ -95,12 +95,12 @@ def test_an_empty_file_that_sorts_last_is_deleted_whatever_its_name(
         where = min(where.glob("*/*"))
     (where / name).write_bytes(data)
     target = str((where / name).relative_to(root))
-    made = ask(root, "5.3.3")
-    assert made.starts == starts
-    assert (target in made.doomed) == starts
+    prediction = ask(root, "5.3.3")
+    assert prediction.starts == starts
+    assert (target in prediction.doomed) == starts
     assert not ask(root, "4.9.3").starts
     if starts:
-        assert made.harmless
+        assert prediction.harmless
         with (Repair(str(root), "recover") as repair, Store.open(root) as store,
               Scratch(repair.scratch_folder) as scratch):
             repair.apply(plan_broker(store, "5.3.3", scratch, lambda: 1_800_000_000_000))
@@ -109,7 +109,7 @@ def test_an_empty_file_that_sorts_last_is_deleted_whatever_its_name(
 
 def twin(root: Path, *, empty: bool) -> int:
     """The newest log file once more in the other folder; how many messages start in it."""
-    newest = max((path for one in TWO for path in files(root, one)), key=lambda path: path.name)
+    newest = max((path for name in TWO for path in files(root, name)), key=lambda path: path.name)
     other = root / TWO[newest.parent.name == TWO[0]] / newest.name
     if empty:
         other.write_bytes(bytes(newest.stat().st_size))
@@ -124,32 +124,32 @@ def test_files_of_one_name_that_differ_are_a_risk(golden_copy, version: str):
     """8859: which of the two a broker reads cannot be told from the store."""
     root = golden_copy("5.3.3/multipath/store")
     count = twin(root, empty=True)
-    made = ask(root, version, TWO)
+    prediction = ask(root, version, TWO)
     assert count > 0
-    assert made.messages_lost + made.shadowed == count
-    assert not made.harmless
-    assert any("same name" in one for one in made.notes)
+    assert prediction.messages_lost + prediction.shadowed == count
+    assert not prediction.harmless
+    assert any("same name" in note for note in prediction.notes)
 
 
 def test_files_of_one_name_and_content_cost_nothing(golden_copy):
     root = golden_copy("5.3.3/multipath/store")
     twin(root, empty=False)
-    made = ask(root, "5.3.3", TWO)
-    assert made.shadowed == 0
-    assert any("same name" in one for one in made.notes)
-    assert not any("not all of them hold" in one for one in made.notes)
+    prediction = ask(root, "5.3.3", TWO)
+    assert prediction.shadowed == 0
+    assert any("same name" in note for note in prediction.notes)
+    assert not any("not all of them hold" in note for note in prediction.notes)
 
 
 def test_an_index_that_reaches_behind_the_log_is_named(golden_copy):
     """8041: IndexService.buildIndex leaves out what lies before the last file's end."""
     root = golden_copy("5.3.3/crash-base/store")
-    assert not any("index" in one for one in ask(root, "5.3.3").notes)
+    assert not any("index" in note for note in ask(root, "5.3.3").notes)
     last = max(files(root, "index"))
     damage.index_header(root, f"index/{last.name}", end_offset=10 << 30)
-    made = ask(root, "5.3.3")
-    assert made.harmless
-    assert any(f"the index ends at {10 << 30}" in one and "no index entry" in one
-               for one in made.notes)
+    prediction = ask(root, "5.3.3")
+    assert prediction.harmless
+    assert any(f"the index ends at {10 << 30}" in note and "no index entry" in note
+               for note in prediction.notes)
 
 
 def test_files_beyond_the_end_are_not_looked_up_in_each_other(golden_copy, monkeypatch):
@@ -163,7 +163,7 @@ def test_files_beyond_the_end_are_not_looked_up_in_each_other(golden_copy, monke
     compared = []
     monkeypatch.setattr(StoreFile, "__eq__", lambda self, other: compared.append(self) or (
         self is other))
-    assert len([one for one in ask(root, "5.3.3").doomed if "commitlog" in one]) >= 100
+    assert len([message for message in ask(root, "5.3.3").doomed if "commitlog" in message]) >= 100
     assert len(compared) < 500
 
 

@@ -72,9 +72,9 @@ def _check(buffer: _Buffer, rest: int, new: bool) -> int:
     properties = buffer.number("h")
     if properties > 0:
         buffer.get(properties)
-    said = (91 + (magic == MAGIC_V2) + (12 if flag & 0x10 else 0) + (12 if flag & 0x20 else 0)
-            + max(length, 0) + topic + max(properties, 0))
-    return total if said == total else -1
+    count = (91 + (magic == MAGIC_V2) + (12 if flag & 0x10 else 0) + (12 if flag & 0x20 else 0)
+             + max(length, 0) + topic + max(properties, 0))
+    return total if count == total else -1
 
 
 def log_end(files: list[tuple[int, bytes]], new: bool) -> int:
@@ -102,9 +102,9 @@ def damage(data: bytearray, rng: random.Random) -> None:
         count = min(rng.randrange(1, 600), len(data) - at)
         data[at:at + count] = rng.randbytes(count)
     elif kind == 3:
-        one, other = (rng.randrange(len(data) // 4096) * 4096 for _ in range(2))
-        data[one:one + 4096], data[other:other + 4096] = (data[other:other + 4096],
-                                                          data[one:one + 4096])
+        first, other = (rng.randrange(len(data) // 4096) * 4096 for _ in range(2))
+        data[first:first + 4096], data[other:other + 4096] = (data[other:other + 4096],
+                                                              data[first:first + 4096])
     else:
         starts = _records(bytes(data))
         here = rng.choice(starts)
@@ -146,8 +146,8 @@ def test_the_walk_ends_where_a_brokers_does(golden_copy, seed: int):
                     assert len(batch)
                 assert walk.end == log_end(files[number:], asked == "5.3.3"), (asked, number)
         with Store.open(root, (), SHAPE) as store:
-            made = preflight(store, asked)
-        assert made.truncate_to is not None
+            prediction = preflight(store, asked)
+        assert prediction.truncate_to is not None
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -171,6 +171,6 @@ def test_any_bytes_anywhere_are_survived(golden_copy, seed: int):
         path.write_bytes(data)
     for asked in VERSIONS:
         with Store.open(root) as store:
-            made = preflight(store, asked)
-        assert made.starts == (made.truncate_to is not None and not made.refusals)
-        assert made.as_dict()["messages_lost"] >= 0
+            prediction = preflight(store, asked)
+        assert prediction.starts == (prediction.truncate_to is not None and not prediction.refusals)
+        assert prediction.as_dict()["messages_lost"] >= 0

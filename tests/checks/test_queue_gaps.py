@@ -35,14 +35,14 @@ def without(rmqctl: Any, root: Path, gone: Sequence[int]) -> Path:
 def test_entries_after_gaps_are_one_warning_for_each_gap(rmqctl: Any, tmp_path: Path,
                                                          gone: list[int]) -> None:
     without(rmqctl, tmp_path / "store", gone)
-    found = rmqctl("verify", tmp_path / "store", "-o", "json").expect(0).json()["findings"]
+    findings = rmqctl("verify", tmp_path / "store", "-o", "json").expect(0).json()["findings"]
     runs = [offset + 1 for offset in gone if offset + 1 not in gone]
-    early = [sum(each < start for each in gone) for start in runs]
-    assert [(one["category"], one["queue_offset"]) for one in found] == [
+    early = [sum(number < start for number in gone) for start in runs]
+    assert [(finding["category"], finding["queue_offset"]) for finding in findings] == [
         ("cq-after-gap", start - by) for start, by in zip(runs, early, strict=True)]
-    assert sum(one["count"] for one in found) == COUNT - len(gone) - gone[0]
-    said = rmqctl("doctor", tmp_path / "store", "-o", "json").expect(0).json()
-    assert (said["sound"], said["already_lost"], said["would_lose"]) == (True, 0, 0)
+    assert sum(finding["count"] for finding in findings) == COUNT - len(gone) - gone[0]
+    answer = rmqctl("doctor", tmp_path / "store", "-o", "json").expect(0).json()
+    assert (answer["sound"], answer["already_lost"], answer["would_lose"]) == (True, 0, 0)
     pytest.importorskip("rocksdict")
     plan = rmqctl("convert", tmp_path / "store", "--consumequeue", "rocksdb").expect(0)
     assert f"in orders/0 (by {len(gone)}), entries are before" in " ".join(plan.err.split())
@@ -54,9 +54,9 @@ def test_a_message_without_an_entry_is_no_gap(rmqctl: Any, tmp_path: Path) -> No
     data = bytearray(file.read_bytes())
     data[5 * UNIT_SIZE:] = data[6 * UNIT_SIZE:] + bytes(UNIT_SIZE)
     file.write_bytes(data)
-    found = rmqctl("verify", tmp_path / "store", "-o", "json").expect(1).json()["findings"]
-    assert "cq-after-gap" not in {one["category"] for one in found}
-    assert "cq-behind" in {one["category"] for one in found}
+    findings = rmqctl("verify", tmp_path / "store", "-o", "json").expect(1).json()["findings"]
+    assert "cq-after-gap" not in {finding["category"] for finding in findings}
+    assert "cq-behind" in {finding["category"] for finding in findings}
 
 
 @pytest.mark.parametrize("gone", [[], [5]])

@@ -40,9 +40,9 @@ def test_the_configuration_proves_it(name: str, version: dict[str, int], judged:
     table = {"topics": "topicConfigTable", "subscr": "subscriptionGroupTable"}.get(
         name[:6], "offsetTable")
     (root / "config" / name).write_text(json.dumps({"dataVersion": version, table: {}}, indent=1))
-    made = rmqctl("preflight", root, "-o", "json").json()
-    assert made["version"] == {"judged_as": judged, "proven": True, "candidates": [judged]}
-    assert rmqctl("doctor", root, "-o", "json").json()["version"] == made["version"]
+    answer = rmqctl("preflight", root, "-o", "json").json()
+    assert answer["version"] == {"judged_as": judged, "proven": True, "candidates": [judged]}
+    assert rmqctl("doctor", root, "-o", "json").json()["version"] == answer["version"]
     with Store.open(root) as store:
         assert default_release(store) == resolve(store, {}).settings.version == judged
         assert store.generation == int(judged[0])
@@ -58,10 +58,10 @@ def test_without_configuration_the_records_tell(name: str, judged: str, other: s
                                                 golden: GoldenFolder, rmqctl: Runner,
                                                 tmp_path: Path) -> None:
     root = bare(golden(name), tmp_path / "s")
-    made = rmqctl("preflight", root, "-o", "json").expect(0).json()
-    assert made["version"] == {"judged_as": judged, "proven": other is None,
-                               "candidates": [judged, *filter(None, [other])]}
-    assert made["messages_lost"] == made["messages_already_lost"] == 0
+    answer = rmqctl("preflight", root, "-o", "json").expect(0).json()
+    assert answer["version"] == {"judged_as": judged, "proven": other is None,
+                                 "candidates": [judged, *filter(None, [other])]}
+    assert answer["messages_lost"] == answer["messages_already_lost"] == 0
     assert rmqctl("preflight", root, "--broker-version", "4.9.3", "-o", "json").json()[
         "version"] == {"judged_as": "4.9.3", "proven": True, "candidates": ["4.9.3"]}
 
@@ -70,8 +70,8 @@ def test_where_it_decides_all_candidates_are_shown(golden: GoldenFolder, rmqctl:
                                                    tmp_path: Path) -> None:
     # After a clean end 4.9.3 makes missing rows again, and 5.1.4 does not.
     root = bare(golden("4.9.3/clean-nocq/before"), tmp_path / "s")
-    made = rmqctl("preflight", root, "-o", "json").expect(1).json()
-    assert (made["version"]["proven"], made["unreachable"]) == (False, 0)
+    answer = rmqctl("preflight", root, "-o", "json").expect(1).json()
+    assert (answer["version"]["proven"], answer["unreachable"]) == (False, 0)
     page = rmqctl("preflight", root).expect(1).out
     assert "the broker's release is unknown: a 5.1.4 broker loses messages" in page
     rmqctl("doctor", root).expect(1)

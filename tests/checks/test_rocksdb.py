@@ -22,20 +22,21 @@ from tests.support.golden import GoldenSet, rocksdb_sets
 from tests.support.holder import held
 from tests.support.snapshot import assert_unchanged
 
-DAMAGED = [each for each in rocksdb_sets() if each.is_damaged]
+DAMAGED = [golden_set for golden_set in rocksdb_sets() if golden_set.is_damaged]
 SIZES = Sizes(index_slots=100, index_max=200, conf=replace(NO_CONF, store_type="defaultRocksDB"))
 SOUND = "5.3.3/rocksdb-crash/after"
 
 
-def found(root: Path, *words: str, code: tuple[int, ...] = (0, 1)) -> list[dict]:
+def findings_of(root: Path, *words: str, code: tuple[int, ...] = (0, 1)) -> list[dict]:
     with assert_unchanged(root):
         judged = run("verify", root, *words, "-o", "json").expect(*code).json()
     # The sets of the store classes have no topics: what becomes of that is not the matter here.
-    return [one for one in judged["findings"] if one["category"] != "config-topic"]
+    return [finding for finding in judged["findings"] if finding["category"] != "config-topic"]
 
 
 def troubles(root: Path) -> Counter[str]:
-    return Counter(one["category"] for one in found(root) if one["severity"] != "info")
+    return Counter(finding["category"] for finding in findings_of(root)
+                   if finding["severity"] != "info")
 
 
 class Changing:
@@ -45,11 +46,11 @@ class Changing:
         self._store = store
 
         def options() -> Options:
-            made = Options(raw_mode=True)
+            rocks_options = Options(raw_mode=True)
             table = BlockBasedOptions()
             table.set_format_version(5)
-            made.set_block_based_table_factory(table)
-            return made
+            rocks_options.set_block_based_table_factory(table)
+            return rocks_options
 
         self._db = Rdict(str(store / "consumequeue"), options(),
                          {name: options() for name in (keys.ROWS, keys.OFFSETS)},
@@ -67,31 +68,31 @@ class Changing:
         (self._store / "consumequeue" / "rocksdict-config.json").unlink()  # the library's own
 
 
-@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
-def test_preflight_says_what_the_engine_did(golden, each: GoldenSet):
-    folder = golden(each.id)
+@pytest.mark.parametrize("golden_store", DAMAGED, ids=lambda golden_store: golden_store.id)
+def test_preflight_says_what_the_engine_did(golden, golden_store: GoldenSet):
+    folder = golden(golden_store.id)
     expect = json.loads((folder / "expect.json").read_text())
     with Store.open(folder / "before", (), SIZES) as store:
-        made = preflight(store, "5.3.3")
-    assert made.starts
-    assert made.recovery == ("abnormal" if "-crash" in each.kind else "normal")
-    assert made.truncate_to == expect["maxPhyOffsetAfterLoad"]
-    assert made.checkpoint == page.parse((folder / "after" / "checkpoint").read_bytes())
-    queues = {f"{one['topic']}-{one['queueId']}": one["max"] for one in expect["queues"]
-              if one["max"]}
-    assert {key: end for key, end in made.table.items() if end} == queues
+        prediction = preflight(store, "5.3.3")
+    assert prediction.starts
+    assert prediction.recovery == ("abnormal" if "-crash" in golden_store.kind else "normal")
+    assert prediction.truncate_to == expect["maxPhyOffsetAfterLoad"]
+    assert prediction.checkpoint == page.parse((folder / "after" / "checkpoint").read_bytes())
+    queues = {f"{queue['topic']}-{queue['queueId']}": queue["max"] for queue in expect["queues"]
+              if queue["max"]}
+    assert {key: end for key, end in prediction.table.items() if end} == queues
     with Store.open(folder / "before") as store:
-        kept = {(int(at), topic) for batch in store.log.walk(0, made.truncate_to)
+        kept = {(int(at), topic) for batch in store.log.walk(0, prediction.truncate_to)
                 for at, topic, kind in zip(batch.offset, topics(batch),
                                            batch.column("sys_flag") & 12, strict=True)
-                if kind in (0, 8) and at < made.truncate_to}
-    beyond = [one for one in expect["queues"] if one["max"] and one["maxPhysicOffset"] >= (
-        made.truncate_to)]
-    said = [note for note in made.notes
-            if "keep a last entry" in note or "keeps a last entry" in note]
-    assert [note.split(" ", 1)[0] for note in said] == ([str(len(beyond))] if beyond else [])
-    rowed = {(row[1], row[4]) for one in expect["queues"] for row in one["messages"]}
-    own = {topic: count for topic, count in made.unreachable_by_topic.items()
+                if kind in (0, 8) and at < prediction.truncate_to}
+    beyond = [queue for queue in expect["queues"] if queue["max"] and queue["maxPhysicOffset"] >= (
+        prediction.truncate_to)]
+    notes = [note for note in prediction.notes
+             if "keep a last entry" in note or "keeps a last entry" in note]
+    assert [note.split(" ", 1)[0] for note in notes] == ([str(len(beyond))] if beyond else [])
+    rowed = {(row[1], row[4]) for queue in expect["queues"] for row in queue["messages"]}
+    own = {topic: count for topic, count in prediction.unreachable_by_topic.items()
            if not topic.startswith("%LMQ%")}
     assert own == dict(Counter(topic for _, topic in kept - rowed))
 
@@ -104,17 +105,17 @@ def topics(batch) -> list[str]:
 
 def test_the_faults_of_the_engine_are_found(golden):
     """A row just at the cut made it note a last one too low (spec: rocksdb.md §4)."""
-    findings = [one for one in found(golden("5.3.3/rocksdb-clean-trunc-b/after"))
-                if one["category"] == "cq-last"]
-    assert [(one["topic"], one["queue_id"], one["queue_offset"], one["count"])
-            for one in findings] == [("%LMQ%go1", 0, 7, 2), ("TP_pay_Topic", 1, 24, 3)]
+    findings = [finding for finding in findings_of(golden("5.3.3/rocksdb-clean-trunc-b/after"))
+                if finding["category"] == "cq-last"]
+    assert [(finding["topic"], finding["queue_id"], finding["queue_offset"], finding["count"])
+            for finding in findings] == [("%LMQ%go1", 0, 7, 2), ("TP_pay_Topic", 1, 24, 3)]
     # The one that it leaves beyond the end of the log.
-    ahead = [(one["topic"], one["queue_id"])
-             for one in found(golden("5.3.3/rocksdb-clean-trunc/after"))
-             if one["category"] == "cq-ahead"]
+    ahead = [(finding["topic"], finding["queue_id"])
+             for finding in findings_of(golden("5.3.3/rocksdb-clean-trunc/after"))
+             if finding["category"] == "cq-ahead"]
     assert ahead == [("SCHEDULE_TOPIC_XXXX", 16)]
     # The record at 0 never gets its row after a clean end.
-    [rowless] = found(golden("5.3.3/rocksdb-clean-nocq/after"))
+    [rowless] = findings_of(golden("5.3.3/rocksdb-clean-nocq/after"))
     assert (rowless["category"], rowless["severity"], rowless["queue_offset"]) == (
         "cq-missing-entry", "error", 0)
 
@@ -122,19 +123,19 @@ def test_the_faults_of_the_engine_are_found(golden):
 @pytest.mark.parametrize("name", ["rocksdb/store", "rocksdb-crash/after",
                                   "rocksdb-crash-nocq/after"])
 def test_a_sound_store_has_no_findings(golden, name: str):
-    assert found(golden(f"5.3.3/{name}"), code=(0,)) == []
+    assert findings_of(golden(f"5.3.3/{name}"), code=(0,)) == []
 
 
 def test_what_a_kill_left_out_comes_back_at_the_next_start(golden):
-    findings = found(golden("5.3.3/rocksdb-crash/before"), code=(0,))
-    assert {one["category"] for one in findings} == {
+    findings = findings_of(golden("5.3.3/rocksdb-crash/before"), code=(0,))
+    assert {finding["category"] for finding in findings} == {
         "cq-behind", "cq-missing", "unclean-shutdown"}
-    assert all("; startup recreates" in one["detail"] for one in findings
-               if one["category"].startswith("cq-"))
-    killed = found(golden("5.3.3/rocksdb-config-v1-kill/store"), "--only", "consumequeue",
-                   code=(0, 3))
-    assert {one["category"] for one in killed} == {"cq-missing", "cq-database"}
-    assert {one["severity"] for one in killed} == {"info"}
+    assert all("; startup recreates" in finding["detail"] for finding in findings
+               if finding["category"].startswith("cq-"))
+    killed = findings_of(golden("5.3.3/rocksdb-config-v1-kill/store"), "--only", "consumequeue",
+                         code=(0, 3))
+    assert {finding["category"] for finding in killed} == {"cq-missing", "cq-database"}
+    assert {finding["severity"] for finding in killed} == {"info"}
 
 
 KILLED = ["rocksdb-crash/before", "rocksdb-config-v1-kill/store"]
@@ -144,12 +145,13 @@ KILLED = ["rocksdb-crash/before", "rocksdb-config-v1-kill/store"]
 def test_a_broker_that_runs_has_entries_in_memory_only(golden_copy, name: str):
     store = golden_copy(f"5.3.3/{name}")
     with held(store):
-        findings = found(store, code=(0,))
+        findings = findings_of(store, code=(0,))
         doctor = run("doctor", store, "-o", "json").expect(0).json()
-    lacking = [one for one in findings if one["category"] in ("cq-missing", "cq-behind")]
+    lacking = [finding for finding in findings
+               if finding["category"] in ("cq-missing", "cq-behind")]
     assert lacking
-    assert all(one["severity"] == "info" and "not yet flushed" in one["detail"]
-               for one in lacking)
+    assert all(finding["severity"] == "info" and "not yet flushed" in finding["detail"]
+               for finding in lacking)
     assert doctor["sound"] is True
 
 
@@ -164,8 +166,9 @@ def test_entries_before_the_checkpoint_are_missing_beside_a_running_broker(golde
         del rows[keys.row_key(b"TP_audit_Topic", 0, 4)]
         del offsets[keys.offset_key(gone[0].encode(), gone[1], keys.MAX)]
     with held(store):
-        errors = {(one["category"], one["topic"], one["queue_id"], one["queue_offset"])
-                  for one in found(store, code=(1,)) if one["severity"] == "error"}
+        errors = {(finding["category"], finding["topic"], finding["queue_id"],
+                   finding["queue_offset"])
+                  for finding in findings_of(store, code=(1,)) if finding["severity"] == "error"}
     assert errors == {("cq-missing", *gone, 0), ("cq-missing-entry", "TP_audit_Topic", 0, 4)}
 
 
@@ -173,8 +176,8 @@ def test_a_data_base_deleted_under_a_running_broker_is_damage(golden_copy):
     store = golden_copy("5.3.3/rocksdb-config-v1-kill/store")
     shutil.rmtree(store / "consumequeue")
     with held(store):
-        assert {one["severity"] for one in found(store, code=(1,))
-                if one["category"] == "cq-missing"} == {"error"}
+        assert {finding["severity"] for finding in findings_of(store, code=(1,))
+                if finding["category"] == "cq-missing"} == {"error"}
 
 
 def test_entries_of_a_killed_broker_are_no_damage_beside_other_damage(golden_copy):
@@ -187,10 +190,11 @@ def test_entries_of_a_killed_broker_are_no_damage_beside_other_damage(golden_cop
     data = bytearray(Path(file.path).read_bytes())
     data[at - file.base + 100] ^= 1
     Path(file.path).write_bytes(data)
-    findings = found(store, code=(1,))
-    assert {one["category"] for one in findings if one["severity"] != "info"} == {"body-crc"}
-    assert all("never flushed" in one["detail"] for one in findings
-               if one["category"] == "cq-missing")
+    findings = findings_of(store, code=(1,))
+    assert {finding["category"] for finding in findings
+            if finding["severity"] != "info"} == {"body-crc"}
+    assert all("never flushed" in finding["detail"] for finding in findings
+               if finding["category"] == "cq-missing")
     assert run("preflight", store, "-o", "json").expect(1).json()["messages_lost"]
 
 
@@ -198,7 +202,7 @@ def test_entries_of_a_killed_broker_are_no_damage_beside_other_damage(golden_cop
 def test_a_data_base_that_does_not_open(golden_copy, lost: str):
     store = golden_copy(SOUND)
     next((store / "consumequeue").glob(lost)).unlink()
-    [finding] = found(store, code=(1,))
+    [finding] = findings_of(store, code=(1,))
     assert (finding["category"], finding["severity"]) == ("cq-database", "error")
     assert str(store / "consumequeue") == finding["file"]
     # The rest is judged and read all the same.
@@ -216,34 +220,34 @@ def test_a_damaged_block_of_rows(golden_copy):
     data = bytearray(table.read_bytes())
     data[100] ^= 4
     table.write_bytes(data)
-    findings = found(store, code=(1,))
-    assert {(one["category"], one["structure"]) for one in findings} == {
+    findings = findings_of(store, code=(1,))
+    assert {(finding["category"], finding["structure"]) for finding in findings} == {
         ("cq-database", "consumequeue")}
     # Each row is said to be one or the other, and what a start does is told.
     unread = Counter()
-    for one in findings:
-        if one["topic"]:
-            unread[one["topic"]] += one["count"]
+    for finding in findings:
+        if finding["topic"]:
+            unread[finding["topic"]] += finding["count"]
     with Store.open(store) as opened:
         readable = sum(int((rows["size"] > 0).sum()) for queue in opened.queues.values()
                        for _, rows in queue.pages(queue.first_index, queue.disk_end))
     assert readable > 100
     assert unread.total() + readable == 387
     with assert_unchanged(store):
-        said = run("preflight", store, "-o", "json").expect(1).json()
+        answer = run("preflight", store, "-o", "json").expect(1).json()
         own = {topic: count for topic, count in unread.items() if not topic.startswith("%LMQ%")}
-        assert said["starts"]
-        assert said["unreachable_by_topic"] == own
-        assert "is unreadable" in said["notes"][0]
+        assert answer["starts"]
+        assert answer["unreachable_by_topic"] == own
+        assert "is unreadable" in answer["notes"][0]
         doctor = run("doctor", store, "-o", "json").expect(1).json()
-    assert [one["category"] for one in doctor["damaged"]] == ["cq-database"]
+    assert [finding["category"] for finding in doctor["damaged"]] == ["cq-database"]
     assert doctor["would_lose"] == sum(own.values())
     assert doctor["next"][0] == f"rmqctl recover {store}"
     shown = run("read", store, "--topic", max(unread), "-o", "jsonl").expect(1)
     assert "unreadable entries are skipped" in shown.err
     # The log has it all.
     run("recover", store, "--only", "consumequeue", "--apply").expect(0)
-    assert found(store, code=(0,)) == []
+    assert findings_of(store, code=(0,)) == []
 
 
 def test_a_damaged_block_of_what_is_noted(golden_copy):
@@ -253,12 +257,12 @@ def test_a_damaged_block_of_what_is_noted(golden_copy):
     data = bytearray(table.read_bytes())
     data[10] ^= 4
     table.write_bytes(data)
-    [finding] = found(store, code=(1,))
+    [finding] = findings_of(store, code=(1,))
     assert finding["category"] == "cq-database"
     assert "column family offset" in finding["detail"]
-    said = run("preflight", store, "-o", "json").expect(1).json()
-    assert not said["starts"]
-    assert "column family offset" in said["refusals"][0]
+    answer = run("preflight", store, "-o", "json").expect(1).json()
+    assert not answer["starts"]
+    assert "column family offset" in answer["refusals"][0]
     assert run("doctor", store, "-o", "json").expect(1).json()["next"][0] == (
         f"rmqctl recover {store}")
     assert len(run("read", store, "--topic", "TP_mail_Topic", "-o", "jsonl").expect(0).jsonl()) > 9
@@ -268,7 +272,7 @@ def test_a_lost_write_ahead_log_is_no_loss(golden_copy):
     store = golden_copy(SOUND)
     for log in (store / "consumequeue").glob("*.log"):
         log.unlink()
-    assert found(store, code=(0,)) == []
+    assert findings_of(store, code=(0,)) == []
 
 
 def test_rows_that_contradict_the_log(golden_copy):
@@ -298,12 +302,12 @@ def test_rows_with_other_store_times_than_their_messages(golden_copy, jobs: str)
             table[key] = keys.ROW.build(row._replace(store_timestamp=row.store_timestamp + 1))
             if number == 2:
                 first = row.store_timestamp
-    [wrong] = found(store, "--jobs", jobs, code=(1,))
+    [wrong] = findings_of(store, "--jobs", jobs, code=(1,))
     assert (wrong["category"], wrong["severity"], wrong["queue_offset"], wrong["count"]) == (
         "cq-wrong-time", "warning", 2, 2)
     assert f"the first {first + 1} instead of {first}" in wrong["detail"]
     run("recover", store, "--only", "consumequeue", "--apply").expect(0)
-    assert found(store, code=(0,)) == []
+    assert findings_of(store, code=(0,)) == []
 
 
 def test_what_is_noted_as_the_last_row(golden_copy):
@@ -312,11 +316,11 @@ def test_what_is_noted_as_the_last_row(golden_copy):
     with Changing(store) as (_, offsets):
         before = keys.POSITION.decode(offsets[key])
         offsets[key] = keys.POSITION.build((before.physical_offset, before.queue_offset + 3))
-    [last] = found(store, code=(1,))
+    [last] = findings_of(store, code=(1,))
     assert (last["category"], last["queue_offset"]) == ("cq-last", before.queue_offset + 3)
     with Changing(store) as (_, offsets):
         offsets[key] = keys.POSITION.build((before.physical_offset + 1, before.queue_offset))
-    [last] = found(store, code=(1,))
+    [last] = findings_of(store, code=(1,))
     assert f"points to {before.physical_offset}" in last["detail"]
 
 
@@ -330,8 +334,8 @@ def test_a_gap_that_no_message_fills(golden_copy):
         table[keys.row_key(b"TP_audit_Topic", 0, end + 4)] = last.tobytes()
         offsets[keys.offset_key(b"TP_audit_Topic", 0, keys.MAX)] = keys.POSITION.build((
             int(last["physical_offset"]), end + 4))
-    assert {(one["category"], one["queue_offset"], one["count"])
-            for one in found(store, code=(1,))} >= {("cq-gap", end, 4)}
+    assert {(finding["category"], finding["queue_offset"], finding["count"])
+            for finding in findings_of(store, code=(1,))} >= {("cq-gap", end, 4)}
 
 
 @pytest.mark.parametrize("index", [(1 << 62), (1 << 58) - 1, -1])
@@ -355,7 +359,7 @@ def test_rows_behind_a_cut_are_no_rows(golden_copy):
     with Changing(store) as (table, _):
         for index in range(end, end + 5):
             table[keys.row_key(b"TP_audit_Topic", 0, index)] = other.tobytes()
-    assert found(store, code=(0,)) == []
+    assert findings_of(store, code=(0,)) == []
     with Store.open(store) as opened:
         queue = opened.queue("TP_audit_Topic", 0)
         assert (queue.rows_end, queue.disk_end) == (end + 5, end)
@@ -364,34 +368,36 @@ def test_rows_behind_a_cut_are_no_rows(golden_copy):
 
 def test_a_file_broker_sees_no_queue(golden):
     with Store.open(golden(SOUND)) as store:
-        made = preflight(store, "4.9.3")
-    assert all(action.before == 0 for action in made.actions if action.action == "add rows")
-    assert made.rows_added == 286
+        prediction = preflight(store, "4.9.3")
+    assert all(action.before == 0 for action in prediction.actions if action.action == "add rows")
+    assert prediction.rows_added == 286
 
 
 def test_a_store_that_lost_its_data_base_altogether(golden_copy):
     store = golden_copy("5.3.3/rocksdb-config-v1/store")
     shutil.rmtree(store / "consumequeue")
-    assert {one["category"] for one in found(store, "--only", "consumequeue", code=(1, 3))} == {
-        "not-judged", "cq-missing"}
+    assert {finding["category"]
+            for finding in findings_of(store, "--only", "consumequeue", code=(1, 3))} == {
+                "not-judged", "cq-missing"}
 
 
 def test_the_copy_of_a_broker_that_writes_twice(golden_copy):
     store = golden_copy("5.3.3/rocksdb-double/store")
-    assert {one["category"] for one in found(store, code=(0,))} == {"not-judged"}
+    assert {finding["category"] for finding in findings_of(store, code=(0,))} == {"not-judged"}
     with Store.open(store) as opened:
         (topic, queue_id), queue = next(item for item in opened.queues.items()
                                         if item[1].disk_end > 5)
         row = queue.unit(2)
     with Changing(store) as (table, _):
         del table[keys.row_key(topic.encode(), queue_id, 4)]
-    [_, missing] = found(store, code=(0,))
+    [_, missing] = findings_of(store, code=(0,))
     assert (missing["category"], missing["severity"], missing["count"]) == ("cq-copy", "info", 1)
     with Changing(store) as (table, _):
         table[keys.row_key(topic.encode(), queue_id, 2)] = keys.ROW.build((
             row.physical_offset + 1, row.size, row.tags_code, 0))
-    wrong = [one for one in found(store, code=(1,)) if one["severity"] == "warning"]
-    assert [(one["category"], one["queue_offset"]) for one in wrong] == [("cq-copy", 2)]
+    wrong = [finding for finding in findings_of(store, code=(1,))
+             if finding["severity"] == "warning"]
+    assert [(finding["category"], finding["queue_offset"]) for finding in wrong] == [("cq-copy", 2)]
 
 
 def test_rows_as_a_table(golden):
@@ -411,8 +417,8 @@ def test_rows_as_a_table(golden):
 def test_queues_of_topics_that_are_not_configured(golden):
     """A broker deletes them, though not when it starts."""
     store = golden("5.3.3/rocksdb/store")
-    said = run("preflight", store, "-o", "json").expect(0).json()
-    [note] = [note for note in said["notes"] if "10 minutes after its start" in note]
+    answer = run("preflight", store, "-o", "json").expect(0).json()
+    [note] = [note for note in answer["notes"] if "10 minutes after its start" in note]
     assert note == ("TP_fraud_Event4, TP_mail_Topic, TP_队列_login are not configured: 10 minutes "
                     "after its start a broker deletes the consume queues of these topics")
     whole = run("preflight", golden("5.3.3/rocksdb-config-v1/store"), "-o", "json").json()

@@ -44,14 +44,14 @@ def crashed(store: Path, back: int) -> None:
 def test_the_second_start_is_the_one_that_the_first_leaves(golden_copy, version: str, back: int):
     store = golden_copy("4.9.3/basic/store")
     crashed(store, back)
-    said = run("preflight", store, "--broker-version", version, "-o", "json").expect(1).json()
-    assert said["recovery"] == "abnormal"
-    assert said["messages_lost"] == 0
-    second = said["second_start"]
+    answer = run("preflight", store, "--broker-version", version, "-o", "json").expect(1).json()
+    assert answer["recovery"] == "abnormal"
+    assert answer["messages_lost"] == 0
+    second = answer["second_start"]
     assert second["messages_lost"] > 0
     assert sum(second["lost_by_topic"].values()) == second["messages_lost"]
     assert {"what": "messages", "count": second["messages_lost"]}.items() <= {
-        key: value for loss in said["losses"] if "second" in loss["cause"]
+        key: value for loss in answer["losses"] if "second" in loss["cause"]
         for key, value in loss.items()}.items()
     # Carry the first start out, and ask again.
     run("recover", store, "--strategy", "broker", "--broker-version", version, "--apply",
@@ -78,8 +78,8 @@ def test_starts_that_do_not_differ(golden_copy, back: int):
     store = golden_copy("4.9.3/basic/store")
     crashed(store, back)
     with Store.open(store) as opened:
-        made = preflight(opened, "4.9.3")
-    assert made.second_start is None
+        prediction = preflight(opened, "4.9.3")
+    assert prediction.second_start is None
 
 
 def test_a_5_3_3_broker_begins_its_second_start_where_the_queues_end(golden_copy):

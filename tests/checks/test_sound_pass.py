@@ -29,32 +29,36 @@ from tests.support.snapshot import copy_tree
 
 pytestmark = compiled_only
 
-STORES = [each for each in (*golden_stores(), *rocksdb_stores()) if each.kind != "tiered"]
+STORES = [golden_store for golden_store in (*golden_stores(), *rocksdb_stores())
+          if golden_store.kind != "tiered"]
 WORLDS = 400
 
 
-def told(result: RangeResult) -> dict[str, Any]:
+def outcome_of(result: RangeResult) -> dict[str, Any]:
     """Everything that a pass leaves, in one order."""
     result.headers.settle()
     result.keys.settle()
-    found: dict[str, Any] = {each.name: getattr(result, each.name) for each in fields(result)}
-    found["queues"] = {key: tally_of(tally) for key, tally in sorted(result.queues.items())
-                       if tally != QueueTally()}
-    found["keys"] = {each.name: getattr(result.keys, each.name) for each in fields(result.keys)
-                     if each.name != "files"}
+    fields_by_name: dict[str, Any] = {attribute.name: getattr(result, attribute.name)
+                                      for attribute in fields(result)}
+    fields_by_name["queues"] = {key: tally_of(tally) for key, tally in sorted(result.queues.items())
+                                if tally != QueueTally()}
+    fields_by_name["keys"] = {attribute.name: getattr(result.keys, attribute.name)
+                              for attribute in fields(result.keys)
+                              if attribute.name != "files"}
     for name in ("extra", "missing", "late"):
-        found["keys"][name] = sorted(found["keys"][name])
-    found["headers"] = {
-        each.name: value.tolist() if isinstance(value := getattr(result.headers, each.name),
-                                                np.ndarray) else value
-        for each in fields(result.headers)}
-    return found
+        fields_by_name["keys"][name] = sorted(fields_by_name["keys"][name])
+    fields_by_name["headers"] = {
+        attribute.name: value.tolist()
+        if isinstance(value := getattr(result.headers, attribute.name),
+                      np.ndarray) else value
+        for attribute in fields(result.headers)}
+    return fields_by_name
 
 
 def tally_of(tally: QueueTally) -> dict[str, Any]:
-    found = {each.name: getattr(tally, each.name) for each in fields(tally)}
-    found["covered"] = merged(tally.covered)
-    return found
+    fields_by_name = {attribute.name: getattr(tally, attribute.name) for attribute in fields(tally)}
+    fields_by_name["covered"] = merged(tally.covered)
+    return fields_by_name
 
 
 def passed(root: Path, sizes: Sizes | None, wanted: ComparedStructures,
@@ -63,7 +67,8 @@ def passed(root: Path, sizes: Sizes | None, wanted: ComparedStructures,
     with Store.open(str(root), folders, sizes) as store:
         try:
             ends = {key: queue.disk_end for key, queue in store.queues.items()}
-            return told(ranges.run(store, ends, wanted, 1 if count is None else 2, count=count))
+            return outcome_of(ranges.run(store, ends, wanted, 1 if count is None
+                                         else 2, count=count))
         except (StoreIOError, UnsupportedError) as error:
             return str(error)
 
@@ -110,10 +115,10 @@ def test_golden_stores(store: GoldenStore, golden: GoldenFolder, tmp_path: Path,
 
 @pytest.mark.parametrize("seed", sample(range(WORLDS), 25, "worlds of sound passes"))
 def test_damaged_worlds(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = trial.world(seed)
-    ground = grounds.make(tmp_path / "made", one.form, one.forged, one.number)
+    world = trial.world(seed)
+    ground = grounds.make(tmp_path / "made", world.form, world.forged, world.number)
     root = ground.copy(tmp_path / "store")
-    trial._damaged(one, ground, root)
+    trial._damaged(world, ground, root)
     assert_equal(root, ground.sizes, monkeypatch)
 
 
@@ -127,7 +132,7 @@ def test_sound_messages_come_in_no_batch(golden: GoldenFolder,
     settle = SoundPass.settle
     monkeypatch.setattr(SoundPass, "settle", lambda self, result: (
         runs.append(self.waiting), settle(self, result))[1])
-    found = passed(golden("5.3.3/basic/store"), None, ComparedStructures())
-    assert isinstance(found, dict)
+    pass_result = passed(golden("5.3.3/basic/store"), None, ComparedStructures())
+    assert isinstance(pass_result, dict)
     assert sum(taken) == 0
-    assert sum(runs) == found["messages"] > 0
+    assert sum(runs) == pass_result["messages"] > 0

@@ -26,6 +26,6 @@ def test_extension_files_of_another_size_end_the_startup(
                         "mappedFileSizeCommitLog=32768\nmappedFileSizeConsumeQueue=340\n"
                         "maxHashSlotNum=100\nmaxIndexNum=400\n")
         options = ("--broker-conf", str(conf))
-    said = rmqctl("preflight", store, *options, "-o", "json").json()
-    assert said["starts"] is (enabled == "false")
-    assert any("consumequeue_ext" in why for why in said["refusals"]) is (enabled != "false")
+    answer = rmqctl("preflight", store, *options, "-o", "json").json()
+    assert answer["starts"] is (enabled == "false")
+    assert any("consumequeue_ext" in why for why in answer["refusals"]) is (enabled != "false")

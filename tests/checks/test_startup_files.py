@@ -16,8 +16,8 @@ FILES = ("topicQueueMapping.json", "consumerOrderInfo.json", "timermetrics", "co
 
 
 def start(root: Path, version: str, code: int) -> bool:
-    found = run("preflight", root, "--broker-version", version, "-o", "json").expect(code).json()
-    return bool(found["starts"])
+    answer = run("preflight", root, "--broker-version", version, "-o", "json").expect(code).json()
+    return bool(answer["starts"])
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -64,9 +64,9 @@ def test_only_the_controller_mode_opens_the_epoch_file(
     conf.write_text("mappedFileSizeCommitLog=16384\nmappedFileSizeConsumeQueue=380\n"
                     "maxHashSlotNum=100\nmaxIndexNum=400\n"
                     + (f"enableControllerMode={mode}\n" if mode else ""))
-    said = run("preflight", root, "--broker-version", "5.3.3", "--broker-conf", conf, "-o",
-               "json").json()
-    assert said["starts"] == (mode != "true")
+    answer = run("preflight", root, "--broker-version", "5.3.3", "--broker-conf", conf, "-o",
+                 "json").json()
+    assert answer["starts"] == (mode != "true")
 
 
 @pytest.mark.parametrize("main", [b"", b"3\n22", b"0\n0\n", b"9\n0\n1-0\n", None])

@@ -31,10 +31,10 @@ from tests.support import damage, golden
 # -- legal ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("each", CLEAN, ids=IDS)
-def test_no_finding_on_a_cleanly_closed_store(each: golden.GoldenStore,
+@pytest.mark.parametrize("golden_store", CLEAN, ids=IDS)
+def test_no_finding_on_a_cleanly_closed_store(golden_store: golden.GoldenStore,
                                               golden: GoldenFolder) -> None:
-    assert run_golden("timer", each, golden(each.id)) == []
+    assert run_golden("timer", golden_store, golden(golden_store.id)) == []
 
 
 def test_everything_was_looked_at(timer: Path) -> None:
@@ -117,17 +117,17 @@ def test_a_wrong_unit(position: int, field: str, value: int, changed: Changed,
                       timer: Path) -> None:
     before = unit(timer, position)
     file, at = place(position)
-    found, what = one_of(changed((file, at, UNIT.build(before._replace(**{field: value})))),
-                         timer)
-    assert what[:2] == ("timer-log", file), found
+    finding, what = one_of(changed((file, at, UNIT.build(before._replace(**{field: value})))),
+                           timer)
+    assert what[:2] == ("timer-log", file), finding
     assert at <= what[2] < at + UNIT_SIZE
     assert what[2] == place(position, field)[1]
-    assert found.severity == "error"
+    assert finding.severity == "error"
 
 
 def test_the_time_of_a_unit_accuses_nobody_else(changed: Changed, timer: Path) -> None:
     """First, middle and last of a chain, rolled or not: one finding each, at the unit."""
-    chains = {one: unit(timer, one) for one in (52, 104, 1260, 0, 312, 780, 3260, 2740)}
+    chains = {number: unit(timer, number) for number in (52, 104, 1260, 0, 312, 780, 3260, 2740)}
     for position, before in chains.items():
         file, at = place(position)
         data = UNIT.build(before._replace(delay_time=before.delay_time + 60_000))
@@ -139,11 +139,12 @@ def test_the_time_of_a_unit_accuses_nobody_else(changed: Changed, timer: Path) -
 @pytest.mark.parametrize(("first", "count"), [(0, 1), (208, 3), (780, 1), (896, 16), (3584, 1)])
 def test_zeros_among_the_units(first: int, count: int, changed: Changed) -> None:
     file, at = place(first)
-    found = changed((file, at, bytes(count * UNIT_SIZE)))
-    assert ("timer-log", file, at) in brief(found, changed.root)
-    assert [one for one in found if one.structure == "timer" and one.file.endswith(file)] == [
-        one for one in found if one.category == "timer-log"]
-    assert found[0].length == count * UNIT_SIZE
+    findings = changed((file, at, bytes(count * UNIT_SIZE)))
+    assert ("timer-log", file, at) in brief(findings, changed.root)
+    assert [finding for finding in findings if finding.structure == "timer"
+            and finding.file.endswith(file)] == [
+                finding for finding in findings if finding.category == "timer-log"]
+    assert findings[0].length == count * UNIT_SIZE
 
 
 def test_garbage_in_the_unused_rest(changed: Changed) -> None:
@@ -162,15 +163,15 @@ def test_units_behind_the_end_of_the_commitlog(timer: Path, changed: Changed) ->
     """The commitlog was cut (#10668): its last timer message is gone."""
     assert changed.log is not None
     cut = replace(changed.log, end=unit(timer, 3636).physical_offset)
-    found, what = one_of(run("timer", timer, log=cut), timer)
+    finding, what = one_of(run("timer", timer, log=cut), timer)
     assert what == ("timer-log", *place(3636, "physical_offset"))
-    assert str(cut.end) in found.detail
+    assert str(cut.end) in finding.detail
 
 
 def test_a_damaged_message_is_not_the_units_fault(changed: Changed) -> None:
     """The consumequeue knows the same message: that is for the commitlog to tell."""
-    found = changed((f"commitlog/{0:020d}", 1419 + 4, b"\0\0\0\0"))
-    assert [(one.category, one.severity, one.count) for one in found] == [
+    findings = changed((f"commitlog/{0:020d}", 1419 + 4, b"\0\0\0\0"))
+    assert [(finding.category, finding.severity, finding.count) for finding in findings] == [
         ("timer-log", "info", 1)]
 
 
@@ -178,9 +179,9 @@ def test_a_missing_commitlog_file_is_not_the_units_fault(golden_copy: GoldenFold
                                                          changed: Changed) -> None:
     root = golden_copy(SET)
     damage.remove(root, f"commitlog/{32768:020d}")
-    found = run("timer", root, log=changed.log)
-    assert trouble(found) == []
-    assert sum(one.count for one in found) == sum(
+    findings = run("timer", root, log=changed.log)
+    assert trouble(findings) == []
+    assert sum(finding.count for finding in findings) == sum(
         unit(root, 896 * file + 52 * at).physical_offset >= 32768
         for file in range(5) for at in range(PLACES if file < 4 else 2))
 
@@ -228,8 +229,8 @@ def test_a_timercheck_of_the_wrong_size(size: int, golden_copy: GoldenFolder) ->
 def test_a_missing_timercheck(golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     damage.remove(root, CHECK)
-    found, what = one_of(run("timer", root), root)
-    assert (what, found.severity) == (("timer-check", CHECK, None), "warning")
+    finding, what = one_of(run("timer", root), root)
+    assert (what, finding.severity) == (("timer-check", CHECK, None), "warning")
 
 
 # -- a running broker, bad input -----------------------------------------------------------------
@@ -245,9 +246,9 @@ def test_a_unit_that_is_being_written(changed: Changed) -> None:
 def test_a_wheel_of_random_bytes_does_not_drown_the_rest(golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     damage.random_bytes(root, WHEEL, 3)
-    found = run("timer", root)
-    assert len(found) < 500
-    assert sum(one.count for one in found) > 1_000_000
+    findings = run("timer", root)
+    assert len(findings) < 500
+    assert sum(finding.count for finding in findings) > 1_000_000
 
 
 @pytest.mark.parametrize("kind", [damage.fifo, damage.directory, damage.symlink])
@@ -255,8 +256,8 @@ def test_a_wheel_of_random_bytes_does_not_drown_the_rest(golden_copy: GoldenFold
 def test_no_regular_file(kind, file: str, golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     kind(root, file)
-    found = brief(run("timer", root), root)
-    assert found == [("file-unreadable", file, None)]
+    briefs = brief(run("timer", root), root)
+    assert briefs == [("file-unreadable", file, None)]
 
 
 @settings(max_examples=60, derandomize=True)
@@ -279,7 +280,7 @@ def test_random_bytes(logs: list[bytes], wheel: bytes, check: bytes, where: int,
     with (root / WHEEL).open("wb") as file:
         file.seek(where * timer_wheel.SLOT_SIZE)
         file.write(wheel)
-    for one in run("timer", root, log=Log(None, 1000), live=live):
-        assert one.structure == "timer"
-        assert one.category in {"timer-log", "timer-wheel", "timer-check", "file-size",
-                                "file-empty"}
+    for finding in run("timer", root, log=Log(None, 1000), live=live):
+        assert finding.structure == "timer"
+        assert finding.category in {"timer-log", "timer-wheel", "timer-check", "file-size",
+                                    "file-empty"}

@@ -35,8 +35,8 @@ def ask(root: Path, now: int = READ, version: str = "5.3.3") -> Prediction:
         return preflight(store, version, machine=StartEnvironment(now, no_disk="not asked"))
 
 
-def lost(made: Prediction) -> list[int | None]:
-    return [loss.count for loss in made.other_losses if loss.what == TIMERS]
+def lost(prediction: Prediction) -> list[int | None]:
+    return [loss.count for loss in prediction.other_losses if loss.what == TIMERS]
 
 
 # -- the clock -----------------------------------------------------------------------------------
@@ -49,10 +49,10 @@ def lost(made: Prediction) -> list[int | None]:
     (READ + 400 * 86_400_000, PENDING)])
 def test_messages_that_are_overdue_by_a_week_are_skipped(golden: GoldenFolder, now: int,
                                                          skipped: int) -> None:
-    made = ask(golden(SET), now)
-    assert lost(made) == ([skipped] if skipped else [])
-    assert made.starts
-    assert made.harmless is (not skipped)
+    prediction = ask(golden(SET), now)
+    assert lost(prediction) == ([skipped] if skipped else [])
+    assert prediction.starts
+    assert prediction.harmless is (not skipped)
 
 
 def test_a_clock_before_the_newest_message_is_named(golden: GoldenFolder) -> None:
@@ -63,12 +63,13 @@ def test_a_clock_before_the_newest_message_is_named(golden: GoldenFolder) -> Non
         assert store.checkpoint is not None
         stored = last.store_timestamp
         assert stored > store.checkpoint.physic_msg_timestamp
-    for now, said in ((stored, ""), (stored - 7_200_000, "later than this machine's clock"),
-                      (stored + 366 * 86_400_000, "more than a year ago")):
+    for now, expected_text in ((stored, ""),
+                               (stored - 7_200_000, "later than this machine's clock"),
+                               (stored + 366 * 86_400_000, "more than a year ago")):
         notes = [note for note in ask(root, now).notes if "this machine's clock" in note]
-        assert (said in "".join(notes)) is bool(notes or not said), now
-        assert bool(notes) is bool(said)
-        assert not said or time_text(stored) in notes[0]
+        assert (expected_text in "".join(notes)) is bool(notes or not expected_text), now
+        assert bool(notes) is bool(expected_text)
+        assert not expected_text or time_text(stored) in notes[0]
 
 
 def test_a_timer_that_was_read_far_ahead_is_named(golden_copy: GoldenFolder) -> None:
@@ -119,10 +120,10 @@ def test_a_wheel_is_rebuilt_as_the_engine_wrote_it(golden: GoldenFolder) -> None
     root = golden(SET)
     with Store.open(root) as store:
         pages = rebuilt_wheel(TimerFiles.of(store))
-    made = bytearray(timer_wheel.FILE_SIZE)
+    file_size = bytearray(timer_wheel.FILE_SIZE)
     for start, page in pages.items():
-        made[start:start + len(page)] = page
-    assert bytes(made) == (root / WHEEL).read_bytes()
+        file_size[start:start + len(page)] = page
+    assert bytes(file_size) == (root / WHEEL).read_bytes()
 
 
 @pytest.mark.parametrize("size", [32, 4096, timer_wheel.FILE_SIZE // 2, timer_wheel.FILE_SIZE + 32])
@@ -131,9 +132,9 @@ def test_a_wheel_of_another_size_keeps_the_broker_from_starting(
     root = golden_copy(SET)
     wheel = (root / WHEEL).read_bytes()
     os.truncate(root / WHEEL, size)
-    made = ask(root)
-    assert not made.starts
-    assert "timerwheel" in "".join(made.refusals)
+    prediction = ask(root)
+    assert not prediction.starts
+    assert "timerwheel" in "".join(prediction.refusals)
     assert ask(root, version="4.9.3").starts
     rmqctl("recover", root, "--apply", "--yes").expect(0)
     assert (root / WHEEL).read_bytes() == wheel
@@ -143,9 +144,9 @@ def test_a_timer_log_of_another_size_keeps_the_broker_from_starting(
         golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     damage.truncate(root, LOGS[0], FILE_SIZE // 2)
-    made = ask(root)
-    assert not made.starts
-    assert LOGS[0] in "".join(made.refusals)
+    prediction = ask(root)
+    assert not prediction.starts
+    assert LOGS[0] in "".join(prediction.refusals)
 
 
 # -- the timer log -------------------------------------------------------------------------------
@@ -164,9 +165,9 @@ def test_messages_that_the_log_lacks_are_lost(golden_copy: GoldenFolder, rmqctl:
         start = max(end - int(Path(file).name), 0)
         if start < 32768:
             damage.zero(root, file, start, 32768 - start)
-    made = ask(root)
-    assert [(loss.count, loss.already) for loss in made.other_losses] == [(gone, True)]
-    assert not made.harmless
+    prediction = ask(root)
+    assert [(loss.count, loss.already) for loss in prediction.other_losses] == [(gone, True)]
+    assert not prediction.harmless
     rmqctl("truncate", root, "--to-phy", str(end), "--apply", "--yes").expect(0)
     assert lost(ask(root)) == []
 
@@ -192,19 +193,19 @@ def test_a_timer_without_its_progress_begins_anew(golden_copy: GoldenFolder) -> 
     root = golden_copy(SET)
     (root / CHECK).unlink()
     (root / WHEEL).unlink()
-    made = ask(root)
-    assert lost(made) == []
+    prediction = ask(root)
+    assert lost(prediction) == []
 
 
 # -- no timer ------------------------------------------------------------------------------------
 
 
 def test_a_release_without_a_timer_delivers_none_of_them(golden: GoldenFolder) -> None:
-    made = ask(golden(SET), version="4.9.3")
-    assert lost(made) == [PENDING]
-    assert made.starts
-    assert not made.harmless
-    assert not made.recovers
+    prediction = ask(golden(SET), version="4.9.3")
+    assert lost(prediction) == [PENDING]
+    assert prediction.starts
+    assert not prediction.harmless
+    assert not prediction.recovers
 
 
 def test_a_timer_that_is_switched_off_delivers_none_of_them(golden: GoldenFolder, tmp_path: Path,
@@ -260,18 +261,18 @@ def test_a_damaged_timer_log_is_built_from_the_messages(
     with Store.open(golden(SET)) as store:
         waiting = TimerFiles.of(store).units(READ // 1000)
     spoil(root)
-    made = ask(root)
-    assert made.starts is starts
-    assert bool(lost(made)) >= less
+    prediction = ask(root)
+    assert prediction.starts is starts
+    assert bool(lost(prediction)) >= less
     before = {path: path.read_bytes() for path in (root / "timerlog").glob("*")}
     rmqctl("recover", root, "--apply", "--yes").expect(0)
     with Store.open(root) as store:
         files = TimerFiles.of(store)
-        found, start = files.units(READ // 1000), files.start(READ, 0, store.log.end)
+        units, start = files.units(READ // 1000), files.start(READ, 0, store.log.end)
     # A broker itself enqueues what lies behind the last unit.
     behind = 47383 if spoil is _end else 1 << 62
-    assert sorted(found.physical) == [at for at in sorted(waiting.physical) if at < behind]
-    assert (start.pending, start.unreachable, start.gone) == (len(found), 0, 0)
+    assert sorted(units.physical) == [at for at in sorted(waiting.physical) if at < behind]
+    assert (start.pending, start.unreachable, start.gone) == (len(units), 0, 0)
     assert start.waiting == (2 if spoil is _end else 0)
     assert lost(ask(root)) == []
     assert ask(root).starts
@@ -314,8 +315,8 @@ def test_a_damaged_progress_is_restored(golden: GoldenFolder, golden_copy: Golde
     assert record.last_timer_queue_offset == record.master_timer_queue_offset == 66
     with Store.open(root) as store:
         files = TimerFiles.of(store)
-        found, start = files.units(READ // 1000), files.start(READ, 0, store.log.end)
-    assert sorted(found.physical) == sorted(waiting.physical)
+        units, start = files.units(READ // 1000), files.start(READ, 0, store.log.end)
+    assert sorted(units.physical) == sorted(waiting.physical)
     assert start.pending >= PENDING
     assert (start.unreachable, start.gone, start.waiting) == (0, 0, 0)
     rmqctl("verify", root).expect(0)

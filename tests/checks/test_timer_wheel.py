@@ -29,19 +29,19 @@ def test_a_wrong_slot(field: str, value: int, place: str, changed: Changed,
     with (timer / WHEEL).open("rb") as file:
         file.seek(at)
         slot = timer_wheel.decode(file.read(timer_wheel.SLOT_SIZE))
-    found, what = one_of(changed((WHEEL, at, timer_wheel.build(slot._replace(**{field: value})))),
-                         timer)
-    assert what == ("timer-wheel", WHEEL, slot_place(SECOND, place)), found
+    finding, what = one_of(changed((WHEEL, at, timer_wheel.build(slot._replace(**{field: value})))),
+                           timer)
+    assert what == ("timer-wheel", WHEEL, slot_place(SECOND, place)), finding
 
 
 def test_a_page_of_the_wheel_that_was_lost(changed: Changed) -> None:
     """Slots of 1795233765 to 68 and 70: one finding per stretch of neighbours."""
     page = slot_place(SECOND) // 4096 * 4096
-    found = changed((WHEEL, page, bytes(4096)))
-    assert brief(found, changed.root) == [
+    findings = changed((WHEEL, page, bytes(4096)))
+    assert brief(findings, changed.root) == [
         ("timer-wheel", WHEEL, slot_place(SECOND, "last_pos")),
         ("timer-wheel", WHEEL, slot_place(SECOND + 5000, "last_pos"))]
-    assert [one.count for one in found] == [4, 1]
+    assert [finding.count for finding in findings] == [4, 1]
 
 
 @pytest.mark.parametrize(("size", "category"), [
@@ -50,14 +50,14 @@ def test_a_page_of_the_wheel_that_was_lost(changed: Changed) -> None:
 def test_a_wheel_of_the_wrong_size(size: int, category: str, golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     damage.truncate(root, WHEEL, size)
-    found = run("timer", root)
-    assert found[0].category == category
-    assert found[0].offset == min(size, timer_wheel.FILE_SIZE)
-    assert (len(found) == 1) == bool(size), "an empty wheel has lost every slot"
+    findings = run("timer", root)
+    assert findings[0].category == category
+    assert findings[0].offset == min(size, timer_wheel.FILE_SIZE)
+    assert (len(findings) == 1) == bool(size), "an empty wheel has lost every slot"
 
 
 def test_a_missing_wheel(golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     damage.remove(root, WHEEL)
-    found, what = one_of(run("timer", root), root)
-    assert (what, found.severity) == (("timer-wheel", WHEEL, None), "info")
+    finding, what = one_of(run("timer", root), root)
+    assert (what, finding.severity) == (("timer-wheel", WHEEL, None), "info")

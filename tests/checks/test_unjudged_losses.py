@@ -32,11 +32,11 @@ def test_no_command_says_that_nothing_is_lost(tmp_path: Path,
                                               hurt: Callable[[Path], None]) -> None:
     root = layout_copy("5.3.3/rocksdb", tmp_path)
     hurt(root)
-    said = run("doctor", root, *JSON).expect(1, 3).json()
-    assert said["already_lost"] is said["messages_already_lost"] is None
-    assert "consumequeue" in [one["structure"] for one in said["not_judged"]]
-    assert "nothing is lost" not in said["verdict"]
-    assert "lost messages not counted: consumequeue cannot be read" in said["verdict"]
+    answer = run("doctor", root, *JSON).expect(1, 3).json()
+    assert answer["already_lost"] is answer["messages_already_lost"] is None
+    assert "consumequeue" in [structure["structure"] for structure in answer["not_judged"]]
+    assert "nothing is lost" not in answer["verdict"]
+    assert "lost messages not counted: consumequeue cannot be read" in answer["verdict"]
     assert run("preflight", root, *JSON).expect(1, 3).json()["messages_already_lost"] is None
     verified = run("verify", root, *JSON).expect(1, 3).json()
     assert verified["coverage"]["messages_already_lost"] is None

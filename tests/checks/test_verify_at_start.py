@@ -12,7 +12,7 @@ from tests.support.cli import run
 from tests.support.golden import GoldenSet, all_sets
 from tests.support.share import sample
 
-DAMAGED = [each for each in all_sets() if each.is_damaged]
+DAMAGED = [golden_set for golden_set in all_sets() if golden_set.is_damaged]
 PUT_RIGHT = {"cq-missing", "cq-missing-entry", "cq-behind", "index-missing", "index-behind"}
 NO_ALARM = {"clean-nocheckpoint", "crash-cqlag", "crash-cqshort", "crash-live",
             "crash-nocheckpoint", "crash-nocq-noindex-nocheckpoint", "crash-noprealloc",
@@ -22,35 +22,36 @@ MADE = "; startup recreates "
 UNIT = 20
 
 
-def found(root: Path, *options: str) -> dict[str, Any]:
+def verify_answer(root: Path, *options: str) -> dict[str, Any]:
     document: dict[str, Any] = run("verify", root, *options, "-o", "json").expect(0, 1).json()
     return document
 
 
 def places(document: dict[str, Any], *, info: bool) -> set[tuple[str, Any, Any]]:
     """(category, topic, queue) of what is missing: what a start makes, or what stays an alarm."""
-    return {(one["category"], one["topic"], one["queue_id"]) for one in document["findings"]
-            if one["category"] in PUT_RIGHT and (one["severity"] == "info") == info}
+    return {(finding["category"], finding["topic"], finding["queue_id"])
+            for finding in document["findings"]
+            if finding["category"] in PUT_RIGHT and (finding["severity"] == "info") == info}
 
 
-@pytest.mark.parametrize("each", sample(DAMAGED, 18, "what a start puts right"),
-                         ids=lambda one: one.id)
-def test_the_engine_is_judge(golden: GoldenFolder, each: GoldenSet) -> None:
-    before = found(golden(each.id) / "before")
-    after = found(golden(each.id) / "after")
+@pytest.mark.parametrize("golden_store", sample(DAMAGED, 18, "what a start puts right"),
+                         ids=lambda golden_store: golden_store.id)
+def test_the_engine_is_judge(golden: GoldenFolder, golden_store: GoldenSet) -> None:
+    before = verify_answer(golden(golden_store.id) / "before")
+    after = verify_answer(golden(golden_store.id) / "after")
     left = places(after, info=True) | places(after, info=False)
     assert not places(before, info=True) & left
-    assert before["ok"] == (each.kind in NO_ALARM)
-    for one in before["findings"]:
-        assert (one["category"] in PUT_RIGHT and one["severity"] == "info") == (
-            MADE in one["detail"]), one
+    assert before["ok"] == (golden_store.kind in NO_ALARM)
+    for finding in before["findings"]:
+        assert (finding["category"] in PUT_RIGHT and finding["severity"] == "info") == (
+            MADE in finding["detail"]), finding
     if before["ok"]:
         assert (before["next"], before["impact"]) == ([], None)
 
 
 def test_entries_that_a_start_discards_are_said(golden: GoldenFolder) -> None:
-    document = found(golden("5.3.3/crash-cqlag/before"))
-    [entries] = [one for one in document["findings"] if one["structure"] == "index"]
+    document = verify_answer(golden("5.3.3/crash-cqlag/before"))
+    [entries] = [finding for finding in document["findings"] if finding["structure"] == "index"]
     assert entries["detail"].endswith(
         "recreates them (4.9.3, 5.3.3); 14 discarded entries are not recreated")
     assert entries["next"].startswith("rmqctl preflight ")
@@ -58,11 +59,11 @@ def test_entries_that_a_start_discards_are_said(golden: GoldenFolder) -> None:
 
 def test_after_a_clean_end_not_all_releases_do(golden: GoldenFolder) -> None:
     """5.0.0 to 5.3.1 make no rows then, so this is an alarm, and says who does."""
-    document = found(golden("5.3.3/clean-nocq/before"))
+    document = verify_answer(golden("5.3.3/clean-nocq/before"))
     assert not document["ok"]
-    for one in document["findings"]:
-        assert one["severity"] == "error"
-        assert one["detail"].endswith(
+    for finding in document["findings"]:
+        assert finding["severity"] == "error"
+        assert finding["detail"].endswith(
             "; only 4.9.3 or 5.3.3 recreates it")
 
 
@@ -71,7 +72,7 @@ def test_after_a_clean_end_not_all_releases_do(golden: GoldenFolder) -> None:
 
 def queue_file(root: Path, number: int) -> Path:
     """The newest file of the queue with the most rows in its files, or the one before."""
-    folder = max((root / "consumequeue").glob("*/*"), key=lambda one: len(list(one.iterdir())))
+    folder = max((root / "consumequeue").glob("*/*"), key=lambda path: len(list(path.iterdir())))
     return sorted(folder.iterdir())[number]
 
 
@@ -87,16 +88,17 @@ def without_rows(path: Path, first: int, last: int | None = None) -> None:
 def test_rows_lost_before_the_part_that_a_start_reads(golden_copy: Any, version: str) -> None:
     root = golden_copy(f"{version}/crash-live/before")
     without_rows(queue_file(root, -1), 1)
-    assert found(root)["ok"]
+    assert verify_answer(root)["ok"]
     newest = queue_file(root, -1)
     without_rows(newest, 1)
     newest.unlink()
     for before in sorted(newest.parent.iterdir())[-2:]:
         without_rows(before, 22)
-    document = found(root)
-    assert [one["category"] for one in document["findings"] if one["severity"] == "error"] == [
-        "cq-behind"]
-    assert not any(MADE in one["detail"] for one in document["findings"])
+    document = verify_answer(root)
+    assert [finding["category"] for finding in document["findings"]
+            if finding["severity"] == "error"] == [
+                "cq-behind"]
+    assert not any(MADE in finding["detail"] for finding in document["findings"])
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
@@ -104,10 +106,10 @@ def test_a_page_of_rows_that_never_reached_the_disk(golden_copy: Any, version: s
     """Zeros between rows: recovery takes the queue to end there, and makes all behind anew."""
     root = golden_copy(f"{version}/crash-live/before")
     without_rows(queue_file(root, -1), 3, last=1)
-    document = found(root)
+    document = verify_answer(root)
     assert document["ok"]
-    assert ("cq-missing-entry", "info") in {(one["category"], one["severity"])
-                                            for one in document["findings"]}
+    assert ("cq-missing-entry", "info") in {(finding["category"], finding["severity"])
+                                            for finding in document["findings"]}
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
@@ -117,25 +119,26 @@ def test_a_start_that_makes_rows_at_wrong_places_is_no_cure(golden_copy: Any,
     root = golden_copy(f"{version}/crash-cqlag/before")
     without_rows(queue_file(root, -2), 4)
     folder = queue_file(root, -2).parent
-    wrong = {(one["topic"], one["queue_id"]) for one in found(root)["findings"]
-             if one["category"] in ("cq-behind", "cq-missing-entry") and one["severity"] == "error"}
+    wrong = {(finding["topic"], finding["queue_id"]) for finding in verify_answer(root)["findings"]
+             if finding["category"] in ("cq-behind", "cq-missing-entry")
+             and finding["severity"] == "error"}
     assert wrong == {(folder.parent.name, int(folder.name))}
 
 
 def test_a_start_that_cuts_messages_off_is_no_cure(golden_copy: Any) -> None:
     root = golden_copy("5.3.3/crash-crc/before")
     without_rows(queue_file(root, -1), 1)
-    assert {one["category"] for one in found(root)["findings"]
-            if one["severity"] == "error"} >= {"body-crc", "cq-behind"}
+    assert {finding["category"] for finding in verify_answer(root)["findings"]
+            if finding["severity"] == "error"} >= {"body-crc", "cq-behind"}
 
 
 def test_no_index_is_made_where_none_is_wanted(golden_copy: Any, tmp_path: Path) -> None:
     root = golden_copy("5.3.3/crash-nocq-noindex-nocheckpoint/before")
     conf = tmp_path / "broker.conf"
     conf.write_text("messageIndexEnable=false\n")
-    document = found(root, "--broker-conf", str(conf))
-    assert not any(one["category"] == "index-missing" and MADE in one["detail"]
-                   for one in document["findings"])
+    document = verify_answer(root, "--broker-conf", str(conf))
+    assert not any(finding["category"] == "index-missing" and MADE in finding["detail"]
+                   for finding in document["findings"])
 
 
 def test_a_sound_store_asks_no_start(golden: GoldenFolder, rmqctl: Runner,
@@ -161,9 +164,9 @@ def test_a_run_since_the_last_looks_again_at_what_a_start_was_to_make(
         golden_copy: Any, tmp_path: Path) -> None:
     root = golden_copy("5.3.3/crash-cqlag/before")
     last = ("--since-last", "--state", str(tmp_path / "state"))
-    assert found(root, *last)["ok"]
+    assert verify_answer(root, *last)["ok"]
     (root / "abort").unlink()  # now no start of 5.0.0 to 5.3.1 does
-    assert not found(root, *last)["ok"]
+    assert not verify_answer(root, *last)["ok"]
 
 
 # -- index files that a start does not trust ------------------------------------------------------
@@ -184,8 +187,8 @@ def in_newest_index(root: Path, position: int, data: bytes) -> None:
 
 
 def of_index(document: dict[str, Any]) -> set[tuple[str, str]]:
-    return {(one["category"], one["severity"]) for one in document["findings"]
-            if one["structure"] == "index"}
+    return {(finding["category"], finding["severity"]) for finding in document["findings"]
+            if finding["structure"] == "index"}
 
 
 @pytest.mark.parametrize(("position", "data", "category"), [
@@ -199,16 +202,18 @@ def test_damage_in_an_index_file_that_a_start_discards(golden_copy: Any, version
                                                       category: str) -> None:
     root = golden_copy(f"{version}/crash-live/before")
     in_newest_index(root, position, data)
-    document = found(root)
-    assert document["ok"], [one for one in document["findings"] if one["severity"] != "info"]
+    document = verify_answer(root)
+    assert document["ok"], [finding for finding in document["findings"]
+                            if finding["severity"] != "info"]
     assert (category, "info") in of_index(document)
-    said = [one for one in document["findings"] if one["structure"] == "index"]
-    assert len({(one["file"], one["category"]) for one in said}) == len(said), "one of each"
-    for one in said:
-        assert "; startup " in one["detail"]
-        assert one["detail"].endswith("(4.9.3, 5.3.3)")
+    findings = [finding for finding in document["findings"] if finding["structure"] == "index"]
+    assert len({(finding["file"], finding["category"])
+                for finding in findings}) == len(findings), "one of each"
+    for finding in findings:
+        assert "; startup " in finding["detail"]
+        assert finding["detail"].endswith("(4.9.3, 5.3.3)")
     (root / "abort").unlink()  # after a clean end the file stays, and so does what is wrong in it
-    assert not found(root)["ok"]
+    assert not verify_answer(root)["ok"]
 
 
 def test_a_start_that_discards_a_file_for_its_damage_is_no_cure(golden_copy: Any) -> None:
@@ -218,14 +223,14 @@ def test_a_start_that_discards_a_file_for_its_damage_is_no_cure(golden_copy: Any
     raw = bytearray(first.read_bytes())
     raw[8:16] = (1 << 45).to_bytes(8, "big")
     first.write_bytes(raw)
-    document = found(root)
+    document = verify_answer(root)
     assert ("index-header", "error") in of_index(document)
 
 
 def test_what_of_the_index_a_start_costs_is_a_loss(golden_copy: Any, rmqctl: Runner) -> None:
     root = golden_copy("5.3.3/crash-cqlag/before")
-    said = rmqctl("preflight", root).expect(1)
-    assert said.out.startswith(
+    result = rmqctl("preflight", root).expect(1)
+    assert result.out.startswith(
         "a 5.3.3 broker would start and lose no message, but 14 index entries\n")
     lost = {"what": "index", "count": 14, "file": "index", "already": False,
             "cause": "the affected messages are no longer found by key"}
@@ -254,7 +259,8 @@ def test_keys_before_the_end_of_a_trusted_file_do_not_come_back(golden_copy: Any
     raw = bytearray(trusted.read_bytes())
     raw[24:32] = (1 << 40).to_bytes(8, "big")
     trusted.write_bytes(raw)
-    assert not found(root)["ok"]
-    assert not [one for one in found(root)["findings"] if one["category"].startswith("index-")
-                and one["severity"] == "info"
-                and "makes them" in one["detail"] and "(4.9.3, 5.3.3)" in one["detail"]]
+    assert not verify_answer(root)["ok"]
+    assert not [finding for finding in verify_answer(root)["findings"]
+                if finding["category"].startswith("index-")
+                and finding["severity"] == "info"
+                and "makes them" in finding["detail"] and "(4.9.3, 5.3.3)" in finding["detail"]]

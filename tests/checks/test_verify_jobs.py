@@ -19,14 +19,15 @@ ROOTS = ("5.3.3/basic/store", "5.3.3/crash-crc/before", "4.9.3/crash-cqahead/bef
          "4.9.3/transaction/store")
 
 
-GOLDEN = [f"{each.id}/store" for each in golden_sets.all_sets() if not each.is_damaged
-          and each.kind not in ("multipath", "dledger")]
+GOLDEN = [f"{golden_set.id}/store" for golden_set in golden_sets.all_sets()
+          if not golden_set.is_damaged
+          and golden_set.kind not in ("multipath", "dledger")]
 
 
 def judged(root, **options):
     with Store.open(root) as store:
         run = Verification(store, VerifyOptions(**options))
-        return [one.as_dict() for one in run.findings()], run.coverage.as_dict(), run.ok
+        return [finding.as_dict() for finding in run.findings()], run.coverage.as_dict(), run.ok
 
 
 @pytest.mark.parametrize("size", [777, 5_003, 40_000])
@@ -79,7 +80,7 @@ def test_zeros_that_are_written_out_are_read_once(jobs: int, tmp_path: Path,
     lengths = count_reads(monkeypatch, "/commitlog/")
     with Store.open(tmp_path / "store") as store:
         run = Verification(store, VerifyOptions(jobs=jobs, minimum_range=used // 4))
-        assert not [each for each in run.findings() if each.is_trouble]
+        assert not [finding for finding in run.findings() if finding.is_trouble]
         assert run.coverage.bytes_total == used + zeros
     # Each of four ranges reads ahead by up to a buffer of 2 MiB.
     assert sum(lengths) < zeros + 3 * used + (12 << 20)

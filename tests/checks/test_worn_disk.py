@@ -17,7 +17,8 @@ from tests.support.worn import worn
 def verified(root: Path, jobs: int = 1) -> tuple[Verification, list[tuple[str, str, int | None]]]:
     with Store.open(root) as store:
         run = Verification(store, VerifyOptions(jobs=jobs))
-        return run, [(one.category, one.structure, one.offset) for one in run.findings()]
+        return run, [(finding.category, finding.structure, finding.offset)
+                     for finding in run.findings()]
 
 
 SET = "5.3.3/basic/store"

@@ -35,14 +35,14 @@ def followed(rmqctl: Runner, store: Path, options: Sequence[str] = (),
     """
     tried: list[str] = []
     for _ in range(rounds + 1):
-        said: dict[str, Any] = rmqctl("doctor", store, *options, "-o", "json").expect(
+        answer: dict[str, Any] = rmqctl("doctor", store, *options, "-o", "json").expect(
             0, 1).json()
-        assert said["next"] == [step["command"] for step in said["steps"]]
-        command = next((step["command"] for step in said["steps"]
+        assert answer["next"] == [step["command"] for step in answer["steps"]]
+        command = next((step["command"] for step in answer["steps"]
                         if step["effect"] != "read-only"
                         and not PLACEHOLDERS.intersection(step["command"].split())), None)
-        if said["sound"] or command is None:
-            return said
+        if answer["sound"] or command is None:
+            return answer
         assert command not in tried, "a step is advised again"
         tried.append(command)
         before = state(store)
@@ -75,10 +75,10 @@ def test_what_no_repair_of_a_tier_changes_remains(golden_copy: GoldenFolder,
     log = min((store / "tieredstore").glob("*/*/TP_user_Topic/0/COMMIT_LOG/*"),
               key=lambda path: path.name[8:])
     os.truncate(log, log.stat().st_size - 9000)
-    said = followed(rmqctl, store)
-    assert "tiered-gap" in {one["category"] for one in said["remains"]}
-    assert "copy of the tier" in said["remains"][0]["why"]
-    assert not [step for step in said["next"] if "tiered recover" in step]
+    changes = followed(rmqctl, store)
+    assert "tiered-gap" in {remainder["category"] for remainder in changes["remains"]}
+    assert "copy of the tier" in changes["remains"][0]["why"]
+    assert not [step for step in changes["next"] if "tiered recover" in step]
 
 
 @pytest.mark.parametrize("behind", [1, 5000])
@@ -112,15 +112,15 @@ def test_offsets_that_a_repair_leaves_in_their_queue_are_not_moved(
     (store / "config").mkdir(exist_ok=True)
     (store / "config/consumerOffset.json").write_text(
         '{"offsetTable":{"TP_ship_Event2@g1":{2:2}}}')
-    said = rmqctl("doctor", store, "-o", "json").expect(1).json()
-    assert said["offsets_beyond_end"]
-    assert [step for step in said["next"] if " recover " in step]
-    assert not [step for step in said["next"] if " offsets reset " in step]
+    answer = rmqctl("doctor", store, "-o", "json").expect(1).json()
+    assert answer["offsets_beyond_end"]
+    assert [step for step in answer["next"] if " recover " in step]
+    assert not [step for step in answer["next"] if " offsets reset " in step]
     # Undecided records are among what a startup truncates, and are not called intact.
-    assert said["messages_undecided"]
-    assert "intact" not in said["verdict"]
-    assert f"{said['would_lose']} messages, {said['messages_undecided']} of them undecided" in (
-        said["verdict"])
+    assert answer["messages_undecided"]
+    assert "intact" not in answer["verdict"]
+    assert f"{answer['would_lose']} messages, {answer['messages_undecided']} of them undecided" in (
+        answer["verdict"])
 
 
 def test_a_bare_queue_id_stays_bare(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
@@ -146,10 +146,11 @@ def test_messages_that_share_a_queue_offset_remain_and_are_named(rmqctl: Runner,
                                                                  tmp_path: Path) -> None:
     root = twice(tmp_path / "store")
     shutil.rmtree(root / "consumequeue")
-    said = followed(rmqctl, root)
-    assert not said["sound"]
-    assert [(one["category"], one["count"]) for one in said["remains"]] == [("message-fields", 5)]
-    assert "queue offset" in said["remains"][0]["why"]
+    changes = followed(rmqctl, root)
+    assert not changes["sound"]
+    assert [(remainder["category"], remainder["count"])
+            for remainder in changes["remains"]] == [("message-fields", 5)]
+    assert "queue offset" in changes["remains"][0]["why"]
     page = rmqctl("doctor", root).expect(1).out
     assert "Not repairable by any command" in page
 
@@ -164,9 +165,9 @@ def test_another_copy_comes_first_where_messages_are_lost(golden_copy: GoldenFol
     with log.open("r+b") as file:
         file.seek(place - int(log.name) + 60)
         file.write(bytes(64))
-    said = rmqctl("doctor", store, "-o", "json").expect(1).json()
-    assert said["next"][0].endswith("--from COPY")
-    alone = said["steps"][1]
+    answer = rmqctl("doctor", store, "-o", "json").expect(1).json()
+    assert answer["next"][0].endswith("--from COPY")
+    alone = answer["steps"][1]
     assert (alone["command"], alone["effect"]) == (f"rmqctl recover {store}", "reversible")
     assert alone["loses"] == {"messages": 1}
     plan = rmqctl("recover", store, "-o", "json").expect(1).json()
@@ -184,14 +185,14 @@ def test_undecided_records_are_a_choice(rmqctl: Runner, tmp_path: Path) -> None:
     with log.open("r+b") as file:
         file.seek(puts[20].physical)
         file.write(bytes(88))
-    said = rmqctl("doctor", root, "-o", "json").expect(1).json()
-    assert said["messages_undecided"]
-    choices = [step for step in said["steps"] if "--ambiguous" in step["command"]]
+    answer = rmqctl("doctor", root, "-o", "json").expect(1).json()
+    assert answer["messages_undecided"]
+    choices = [step for step in answer["steps"] if "--ambiguous" in step["command"]]
     assert [step["command"].split("--ambiguous ")[1] for step in choices] == ["keep", "leave-out"]
-    assert choices[1]["loses"]["undecided"] == said["messages_undecided"]
+    assert choices[1]["loses"]["undecided"] == answer["messages_undecided"]
     # Only what is lost already is lost by keeping them.
-    assert {choice["loses"].get("messages", 0) for choice in choices} == {said["already_lost"]}
-    assert f"rmqctl recover {root}" not in said["next"]
+    assert {choice["loses"].get("messages", 0) for choice in choices} == {answer["already_lost"]}
+    assert f"rmqctl recover {root}" not in answer["next"]
 
 
 @pytest.mark.parametrize(("name", "category"), [
@@ -202,9 +203,9 @@ def test_what_only_a_person_can_repair_says_what_to_do(
     store = golden_copy("5.3.3/basic/store")
     (store / name).unlink(missing_ok=True)
     (store / name).mkdir(parents=True)
-    said = followed(rmqctl, store)
-    assert not said["sound"]
-    why = {one["category"]: one["why"] for one in said["remains"]}
+    changes = followed(rmqctl, store)
+    assert not changes["sound"]
+    why = {remainder["category"]: remainder["why"] for remainder in changes["remains"]}
     assert "does not contain what a repair needs" not in why[category]
 
 
@@ -228,8 +229,8 @@ def test_the_checkpoint_of_a_dledger_member_is_moved_by_hand(golden_copy: Golden
                                                               rmqctl: Runner) -> None:
     store = golden_copy("5.3.3/dledger/store")
     (store / "dledger-n0/checkpoint").write_bytes(b"\xff" * 40)
-    said = followed(rmqctl, store)
-    (remains,) = said["remains"]
+    changes = followed(rmqctl, store)
+    (remains,) = changes["remains"]
     assert remains["category"] == "dledger-checkpoint"
     assert "move the file away" in remains["why"]
     (store / "dledger-n0/checkpoint").unlink()
@@ -238,9 +239,9 @@ def test_the_checkpoint_of_a_dledger_member_is_moved_by_hand(golden_copy: Golden
 
 def test_verify_leads_to_the_diagnosis(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden("5.3.3/crash-crc/before")
-    said = rmqctl("verify", root, "-o", "json").expect(1).json()
-    assert said["steps"][0]["command"] == said["next"][0] == f"rmqctl doctor {root}"
-    assert said["steps"][0]["effect"] == "read-only"
+    answer = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert answer["steps"][0]["command"] == answer["next"][0] == f"rmqctl doctor {root}"
+    assert answer["steps"][0]["effect"] == "read-only"
 
 
 @pytest.mark.parametrize("category", [name for name in CATEGORIES
@@ -249,5 +250,5 @@ def test_no_finding_names_a_repair_that_was_not_planned(category: str) -> None:
     """It may change nothing: `doctor` plans it first."""
     for structure in ("commitlog", "consumequeue", "index", "checkpoint", "timer", "store"):
         for severity in (ERROR, INFO):
-            found = advised(Finding(category, structure, "", severity=severity), "STORE")
-            assert " recover " not in f"{found.next} " or found.next == "rmqctl recover table STORE"
+            value = advised(Finding(category, structure, "", severity=severity), "STORE")
+            assert " recover " not in f"{value.next} " or value.next == "rmqctl recover table STORE"

@@ -52,8 +52,8 @@ def test_tables_for_people_show_what_was_decoded(store: Path, rmqctl: Runner) ->
     assert shown[4].endswith('{"id":4,"amount":9000,"f":0.0}')
     assert shown[3].endswith("hello")
     assert "\x1b" not in "".join(shown)
-    one = rmqctl("query", "offset", store, "--phy", "0", "--decode", "json").expect(0).out
-    assert 'decoded                      {"id":1,"amount":3000,"name":"=1+1"}' in one
+    output = rmqctl("query", "offset", store, "--phy", "0", "--decode", "json").expect(0).out
+    assert 'decoded                      {"id":1,"amount":3000,"name":"=1+1"}' in output
 
 
 def test_exports(store: Path, rmqctl: Runner, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_what_is_required_may_come_from_there(config: Config, tiny_base: Tiny) -
     config.run("query", "key", tiny_base.root, "-k", "k1", text=text).expect(0)
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "expected_text"), [
     ("[read]\nlimt = 3\n", ":2: read has no 'limt'. Did you mean 'limit'?"),
     ("\n[read]\ncount = 3\n", ":3: read has no 'count'. Did you mean 'limit'?"),
     ("[read]\nlimit = '3'\n", ":2: --limit expects an integer, got '3'"),
@@ -92,11 +92,11 @@ def test_what_is_required_may_come_from_there(config: Config, tiny_base: Tiny) -
     ("[read\n", "line 1"),
 ])
 def test_what_is_wrong_in_the_file_is_told_with_its_place(config: Config, tiny_base: Tiny,
-                                                          text: str, said: str) -> None:
+                                                          text: str, expected_text: str) -> None:
     done = config.run("read", tiny_base.root, text=text).expect(2)
     assert done.out == ""
     assert f"rmqctl: error: {config.path}" in done.err
-    assert said in done.err
+    assert expected_text in done.err
     assert config.run("read", "--help").expect(0).err == ""
     assert config.run("--help").expect(0).err == ""
 
@@ -122,16 +122,16 @@ def test_what_changes_a_store_is_never_taken_from_there(config: Config, tiny: Ti
         done = config.run("truncate", tiny.root, "--to-phy", "0", text=text, **variables).expect(2)
         assert "can only be given on the command line" in done.err
     assert (tiny.root / "commitlog/00000000000000000000").read_bytes() == before
-    known = {name[2:] for spec in REGISTRY for each in parameters(load(spec))
-             for name in each.names if name.startswith("--")}
-    assert {"apply", "yes", "force", "abandon"} <= known & NEVER
-    assert not {name for name in known if "force" in name or "overwrite" in name} - NEVER
+    names = {name[2:] for spec in REGISTRY for parameter in parameters(load(spec))
+             for name in parameter.names if name.startswith("--")}
+    assert {"apply", "yes", "force", "abandon"} <= names & NEVER
+    assert not {name for name in names if "force" in name or "overwrite" in name} - NEVER
 
 
 def test_general_options_mean_one_thing() -> None:
     for key in GENERAL:
-        kinds = {(each.type, each.repeatable) for spec in REGISTRY
-                 for each in parameters(load(spec)) if f"--{key}" in each.names}
+        kinds = {(parameter.type, parameter.repeatable) for spec in REGISTRY
+                 for parameter in parameters(load(spec)) if f"--{key}" in parameter.names}
         assert len(kinds) <= 1, key
 
 

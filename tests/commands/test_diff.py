@@ -24,20 +24,20 @@ Run = Callable[..., Result]
 def pair(tiny: Tiny, tmp_path: Path) -> tuple[Path, Path]:
     """A store and its copy in which the second message's body is damaged, the fourth's head."""
     copy = tiny.moved(copy_tree(tiny.root, tmp_path / "b"))
-    for one, at in ((tiny.messages[1], tiny.messages[1].raw.index(b"second")),
-                    (tiny.messages[3], 4)):
-        file, position = copy.place(one.start + at)
+    for changed_message, at in ((tiny.messages[1], tiny.messages[1].raw.index(b"second")),
+                                (tiny.messages[3], 4)):
+        file, position = copy.place(changed_message.start + at)
         damage.flip_bit(copy.root, file, position, 0)
     return tiny.root, copy.root
 
 
 def test_equal_stores(tiny: Tiny, rmqctl: Run) -> None:
-    found = rmqctl("diff", tiny.root, tiny.root, "-o", "json").expect(0)
-    document = found.json()
+    result = rmqctl("diff", tiny.root, tiny.root, "-o", "json").expect(0)
+    document = result.json()
     assert document["equal"] is True
     assert document["differences"] == []
     assert document["summary"]["equal"] == 8
-    assert not found.err
+    assert not result.err
     assert "no differences" in rmqctl("diff", tiny.root, tiny.root).expect(0).out
 
 
@@ -48,13 +48,13 @@ def test_json(pair: tuple[Path, Path], tiny: Tiny, rmqctl: Run) -> None:
     assert document["counts"] == [{"kind": "different", "count": 1},
                                   {"kind": "missing-in-b", "count": 1}]
     first, second = document["differences"]
-    one = tiny.messages[1]
+    message = tiny.messages[1]
     assert {name: first[name] for name in (
         "kind", "structure", "physical_offset", "topic", "queue_id", "queue_offset", "msg_id",
         "fields")} == {
-            "kind": "different", "structure": "commitlog", "physical_offset": one.start,
+            "kind": "different", "structure": "commitlog", "physical_offset": message.start,
             "topic": "orders", "queue_id": 1, "queue_offset": 0,
-            "msg_id": one.record.message_id, "fields": ["body"]}
+            "msg_id": message.record.message_id, "fields": ["body"]}
     assert second["kind"] == "missing-in-b"
     assert second["length"] == len(tiny.messages[3].raw)
     summary = document["summary"]
@@ -70,17 +70,17 @@ def test_the_other_formats(pair: tuple[Path, Path], rmqctl: Run) -> None:
     assert [row["physical_offset"] for row in table] == [str(row["physical_offset"])
                                                          for row in rows]
     for name in ("plain", "table", "markdown"):
-        said = rmqctl("diff", *pair, "-o", name).expect(1).out
-        assert "2 differences" in said
-        assert "orders/1 #0" in said
-        assert "missing-in-b" in said
+        output = rmqctl("diff", *pair, "-o", name).expect(1).out
+        assert "2 differences" in output
+        assert "orders/1 #0" in output
+        assert "missing-in-b" in output
 
 
 def test_max_differences(pair: tuple[Path, Path], rmqctl: Run) -> None:
-    found = rmqctl("diff", *pair, "-o", "json", "--max-differences", "1").expect(1)
-    assert len(found.json()["differences"]) == 1
-    assert found.json()["differences_total"] == 2
-    assert "not listed: 1 (" in found.err
+    result = rmqctl("diff", *pair, "-o", "json", "--max-differences", "1").expect(1)
+    assert len(result.json()["differences"]) == 1
+    assert result.json()["differences_total"] == 2
+    assert "not listed: 1 (" in result.err
     nothing = rmqctl("diff", *pair, "-o", "json", "--max-differences", "0").expect(1)
     assert nothing.json()["differences"] == []
 
@@ -90,15 +90,15 @@ def test_the_lag_of_a_slave_is_named(tiny: Tiny, tmp_path: Path, rmqctl: Run) ->
     last = copy.messages[-1]
     file, position = copy.place(last.start)
     damage.zero(copy.root, file, position, len(last.raw))
-    found = rmqctl("diff", tiny.root, copy.root).expect(1)
-    assert f"b ends at {last.start}; a continues to {tiny.log_end}: 1 message" in found.out
+    result = rmqctl("diff", tiny.root, copy.root).expect(1)
+    assert f"b ends at {last.start}; a continues to {tiny.log_end}: 1 message" in result.out
 
 
 def test_pairing_is_chosen_and_can_be_forced(golden: GoldenFolder, rmqctl: Run) -> None:
     stores = golden("4.9.3/basic/store"), golden("5.3.3/basic/store")
-    found = rmqctl("diff", *stores, "-o", "json").expect(0).json()
-    assert found["summary"]["by"] == "queue"
-    assert found["summary"]["remarks"][0].startswith("the logs have different")
+    answer = rmqctl("diff", *stores, "-o", "json").expect(0).json()
+    assert answer["summary"]["by"] == "queue"
+    assert answer["summary"]["remarks"][0].startswith("the logs have different")
     assert rmqctl("diff", *stores, "--by", "physical", "-q").expect(1)
     assert rmqctl("diff", *stores, "--by", "queue", "--strict", "-q").expect(1)
     rmqctl("diff", *stores, "--by", "physical", "--strict").expect(2)
@@ -111,20 +111,20 @@ def test_view(golden: GoldenFolder, rmqctl: Run) -> None:
 
 
 def test_logs_in_several_folders(tmp_path: Path, rmqctl: Run) -> None:
-    one = build(tmp_path / "one").root
+    root = build(tmp_path / "one").root
     two = build(tmp_path / "two", commitlog_dirs=("cl1", "cl2")).root
     b = ["--commitlog-dir-b", "cl1", "--commitlog-dir-b", "cl2"]
     both = ["--commitlog-dir", "cl1", "--commitlog-dir", "cl2"]
-    rmqctl("diff", one, two).expect(0)  # found by themselves
-    rmqctl("diff", one, two, *b).expect(0)
+    rmqctl("diff", root, two).expect(0)  # found by themselves
+    rmqctl("diff", root, two, *b).expect(0)
     rmqctl("diff", two, two, *both).expect(0)
-    rmqctl("diff", two, one, *both, "--commitlog-dir-b", "commitlog").expect(0)
+    rmqctl("diff", two, root, *both, "--commitlog-dir-b", "commitlog").expect(0)
 
 
 def test_store_from_the_environment(pair: tuple[Path, Path], rmqctl: Run) -> None:
     a, b = pair
-    found = rmqctl("diff", b, "-o", "json", env={"RMQCTL_STORE": str(a)}).expect(1).json()
-    assert (found["summary"]["a"]["store"], found["summary"]["b"]["store"]) == (str(a), str(b))
+    answer = rmqctl("diff", b, "-o", "json", env={"RMQCTL_STORE": str(a)}).expect(1).json()
+    assert (answer["summary"]["a"]["store"], answer["summary"]["b"]["store"]) == (str(a), str(b))
     rmqctl("diff", b).expect(2)
 
 
@@ -138,9 +138,9 @@ def test_no_store(tiny: Tiny, tmp_path: Path, rmqctl: Run) -> None:
 def test_a_held_store_is_a_moving_picture(tiny: Tiny, rmqctl_process: Run) -> None:
     with (tiny.root / "lock").open("r+") as held:
         fcntl.lockf(held, fcntl.LOCK_EX)
-        found = rmqctl_process("diff", tiny.root, tiny.root).expect(0)
-    assert "holds store a" in found.err
-    assert "holds store b" in found.err
+        result = rmqctl_process("diff", tiny.root, tiny.root).expect(0)
+    assert "holds store a" in result.err
+    assert "holds store b" in result.err
 
 
 def test_nothing_is_written_and_little_is_kept(golden: GoldenFolder, tmp_path: Path,
@@ -155,7 +155,7 @@ def test_nothing_is_written_and_little_is_kept(golden: GoldenFolder, tmp_path: P
 def test_differences_that_follow_each_other_are_one_row(golden: GoldenFolder, rmqctl: Run) -> None:
     pair = [golden("5.3.3/crash-crc/before"), golden("5.3.3/crash-trunc-header/after")]
     listed = rmqctl("diff", *pair, "-o", "json").expect(1).json()["differences"]
-    missing = [one for one in listed if one["kind"] == "missing-in-b"]
+    missing = [difference for difference in listed if difference["kind"] == "missing-in-b"]
     assert len(missing) == 17
     page = rmqctl("diff", *pair, "-o", "plain").expect(1).out
     rows = [line for line in page.splitlines() if line.startswith("missing-in-b")]
@@ -167,9 +167,9 @@ def test_differences_that_follow_each_other_are_one_row(golden: GoldenFolder, rm
 
 
 def test_what_next_looks_at_the_damaged_store(pair: tuple[Path, Path], rmqctl: Run) -> None:
-    found = rmqctl("diff", *pair, "-o", "json").expect(1).json()
-    assert found["next"] == [f"rmqctl verify {pair[1]}"]
-    assert found["next"][0] in rmqctl("diff", *pair).expect(1).out
+    answer = rmqctl("diff", *pair, "-o", "json").expect(1).json()
+    assert answer["next"] == [f"rmqctl verify {pair[1]}"]
+    assert answer["next"][0] in rmqctl("diff", *pair).expect(1).out
     assert rmqctl("diff", pair[0], pair[0], "-o", "json").expect(0).json()["next"] == []
 
 
@@ -188,8 +188,8 @@ def test_only_offsets_differ(golden: GoldenFolder, tmp_path: Path, rmqctl: Run) 
     wanted = [f"rmqctl offsets diff {copy} {store}"]
     assert rmqctl("diff", copy, store, "-o", "json").expect(0).json()["next"] == wanted
     assert rmqctl("diff", copy, store, "--whole", "-o", "json").expect(1).json()["next"] == wanted
-    found = rmqctl("offsets", "diff", copy, store).expect(1)
-    assert f"rmqctl offsets import {copy} {store} --max" in found.err
+    result = rmqctl("offsets", "diff", copy, store).expect(1)
+    assert f"rmqctl offsets import {copy} {store} --max" in result.err
     plan = rmqctl("offsets", "import", copy, store, "--max").expect(0)
     assert "unread only in this store" in " ".join(plan.err.split())
     assert "offsets import" not in rmqctl("offsets", "diff", store, copy).expect(1).err

@@ -16,7 +16,7 @@ SETS = ("5.3.3/crash-crc/before", "4.9.3/crash-trunc-garbage/before",
         "5.3.3/clean-nocq/before")
 
 
-def said(rmqctl: Runner, store: Path, *options: str) -> dict[str, Any]:
+def diagnosis_of(rmqctl: Runner, store: Path, *options: str) -> dict[str, Any]:
     document: dict[str, Any] = rmqctl("doctor", store, *options, "-o", "json").json()
     return document
 
@@ -25,20 +25,21 @@ def said(rmqctl: Runner, store: Path, *options: str) -> dict[str, Any]:
 def test_it_says_what_verify_and_preflight_say(name: str, golden: GoldenFolder,
                                                rmqctl: Runner) -> None:
     store = golden(name)
-    told = said(rmqctl, store)
+    diagnosis = diagnosis_of(rmqctl, store)
     verify, start = (rmqctl(command, store, "-o", "json") for command in ("verify", "preflight"))
     checked, predicted = verify.json(), start.json()
     counts = {(row["category"], row["severity"]): row["count"] for row in checked["counts"]
               if row["severity"] != "info"}
-    assert {(row["category"], row["severity"]): row["count"] for row in told["damaged"]} == counts
-    assert told["already_lost"] == predicted["messages_already_lost"]
-    assert told["would_lose"] == predicted["messages_lost"] + (predicted["unreachable"] or 0)
-    assert told["groups_affected"] == predicted["groups_affected"]
+    assert {(row["category"], row["severity"]): row["count"]
+            for row in diagnosis["damaged"]} == counts
+    assert diagnosis["already_lost"] == predicted["messages_already_lost"]
+    assert diagnosis["would_lose"] == predicted["messages_lost"] + (predicted["unreachable"] or 0)
+    assert diagnosis["groups_affected"] == predicted["groups_affected"]
     sound = verify.code == start.code == 0
-    assert told["sound"] == sound
+    assert diagnosis["sound"] == sound
     assert rmqctl("doctor", store).code == (0 if sound else 1)
-    assert told["verdict"].startswith("sound: ") == sound
-    assert bool(told["next"]) != sound
+    assert diagnosis["verdict"].startswith("sound: ") == sound
+    assert bool(diagnosis["next"]) != sound
 
 
 @pytest.mark.parametrize("name", [SETS[0], SETS[1], SETS[5]])
@@ -46,7 +47,7 @@ def test_each_next_command_runs_and_changes_nothing(name: str, golden_copy: Gold
                                                     rmqctl: Runner) -> None:
     store = golden_copy(name)
     before = {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
-    commands = [command.split()[1:] for command in said(rmqctl, store)["next"]]
+    commands = [command.split()[1:] for command in diagnosis_of(rmqctl, store)["next"]]
     assert ["recover", str(store)] in commands
     for words in commands:
         if words[-1] == "COPY":
@@ -58,8 +59,8 @@ def test_each_next_command_runs_and_changes_nothing(name: str, golden_copy: Gold
 def test_options_that_say_how_to_read_the_store_stay_in_the_next_commands(
         golden: GoldenFolder, rmqctl: Runner) -> None:
     store = golden(SETS[0])
-    told = said(rmqctl, store, "--commitlog-file-size", "64KiB")
-    assert all(command.endswith("--commitlog-file-size 64KiB") for command in told["next"])
+    diagnosis = diagnosis_of(rmqctl, store, "--commitlog-file-size", "64KiB")
+    assert all(command.endswith("--commitlog-file-size 64KiB") for command in diagnosis["next"])
 
 
 def test_what_cannot_be_judged_is_said(rmqctl: Runner, golden: GoldenFolder,

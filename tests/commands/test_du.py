@@ -19,11 +19,11 @@ BASIC = "5.3.3/basic/store"
 def test_topics_are_those_of_stats(golden: GoldenFolder, rmqctl: Runner, name: str) -> None:
     """Which walks the log; of half messages and rollbacks only that knows."""
     root = golden(name)
-    found = rmqctl("du", root, "-o", "json").expect(0).json()
-    bytes_of = {row["topic"]: row["log_bytes"] for row in found["topics"] if row["log_bytes"]}
+    answer = rmqctl("du", root, "-o", "json").expect(0).json()
+    bytes_of = {row["topic"]: row["log_bytes"] for row in answer["topics"] if row["log_bytes"]}
     stats = rmqctl("stats", root, "--by", "transaction", "-o", "jsonl").expect(0).jsonl()
     rowed = sum(row["bytes"] for row in stats if row["transaction"] in ("none", "commit"))
-    assert sum(bytes_of.values()) == rowed == found["log_bytes_in_rows"]
+    assert sum(bytes_of.values()) == rowed == answer["log_bytes_in_rows"]
     if name == BASIC:
         by_topic = rmqctl("stats", root, "-o", "jsonl").expect(0).jsonl()
         assert bytes_of == {row["topic"]: row["bytes"] for row in by_topic}
@@ -31,10 +31,10 @@ def test_topics_are_those_of_stats(golden: GoldenFolder, rmqctl: Runner, name: s
 
 def test_structures_are_those_of_info(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden(BASIC)
-    found = rmqctl("du", root, "-o", "json").expect(0).json()
-    assert found["structures"] == rmqctl("info", root, "-o", "json").json()["structures"]
-    queues = next(row for row in found["structures"] if row["kind"] == "consumequeue")
-    assert sum(row["queue_bytes"] for row in found["topics"]) == queues["size"]
+    answer = rmqctl("du", root, "-o", "json").expect(0).json()
+    assert answer["structures"] == rmqctl("info", root, "-o", "json").json()["structures"]
+    queues = next(row for row in answer["structures"] if row["kind"] == "consumequeue")
+    assert sum(row["queue_bytes"] for row in answer["topics"]) == queues["size"]
 
 
 def test_growth(golden: GoldenFolder, rmqctl: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_row_that_leads_nowhere_does_not_count(tiny: tiny_stores.Tiny, rmqctl:
 
 def test_an_empty_store(tmp_path: Path, rmqctl: Runner) -> None:
     (tmp_path / "commitlog").mkdir()
-    found = rmqctl("du", tmp_path, "-o", "json").expect(0).json()
-    assert found["topics"] == []
-    assert found["growth"]["bytes_per_day"] is None
+    answer = rmqctl("du", tmp_path, "-o", "json").expect(0).json()
+    assert answer["topics"] == []
+    assert answer["growth"]["bytes_per_day"] is None
     rmqctl("du", tmp_path, "-o", "plain").expect(0)

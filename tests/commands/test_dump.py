@@ -44,7 +44,7 @@ def small_files(folder: Path) -> list[Path]:
     for path in files(folder):
         kind = kinds.recognise(path.parts, path.read_bytes()[:4096], path.stat().st_size)
         seen.setdefault(str(kind), []).append(path)
-    return [path for found in seen.values() for path in (found[0], found[-1])]
+    return [path for name in seen.values() for path in (name[0], name[-1])]
 
 
 # -- everything is shown ------------------------------------------------------------------------
@@ -52,11 +52,11 @@ def small_files(folder: Path) -> list[Path]:
 @pytest.mark.parametrize("name", SETS)
 def test_no_file_of_a_clean_store_has_damage(name: str, golden: Golden, rmqctl: Run) -> None:
     for path in small_files(golden(name)):
-        found = rmqctl("dump", path, "-o", "json").expect(0).json()
+        answer = rmqctl("dump", path, "-o", "json").expect(0).json()
         lines = rmqctl("dump", path, "-o", "jsonl").expect(0).jsonl()
-        assert found == lines
-        assert all("error" not in row for row in found)
-        for row in found:
+        assert answer == lines
+        assert all("error" not in row for row in answer)
+        for row in answer:
             assert 0 <= row["offset"] <= path.stat().st_size
             if "byte_offset" in row:
                 assert row["byte_offset"] == int(path.name) + row["offset"]
@@ -64,8 +64,8 @@ def test_no_file_of_a_clean_store_has_damage(name: str, golden: Golden, rmqctl: 
 
 @pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/ipv6", "5.3.3/v2topic"])
 def test_messages_are_what_the_engine_stored(name: str, golden: Golden, rmqctl: Run) -> None:
-    stored = {one.physical_offset: one for put in engine.puts(golden(name) / "input.jsonl")
-              for one in put.stored}
+    stored = {message.physical_offset: message for put in engine.puts(golden(name) / "input.jsonl")
+              for message in put.stored}
     count = 0
     for path in sorted((golden(name) / "store/commitlog").iterdir()):
         rows = rmqctl("dump", path, "-o", "jsonl", "--body", "base64").expect(0).jsonl()
@@ -77,12 +77,12 @@ def test_messages_are_what_the_engine_stored(name: str, golden: Golden, rmqctl: 
         for row in rows:
             if row["type"] != "message":
                 continue
-            said = stored[row["physical_offset"]]
+            message = stored[row["physical_offset"]]
             assert row["physical_offset"] == row["byte_offset"]
             assert (row["topic"], row["queue_id"], row["queue_offset"], row["body_crc"],
                     row["properties_raw"], row["total_size"], row["store_host"]) == (
-                said.topic, said.queue_id, said.queue_offset, said.body_crc, said.properties,
-                said.size, said.store_host)
+                message.topic, message.queue_id, message.queue_offset, message.body_crc,
+                message.properties,                 message.size, message.store_host)
             assert row["crc_ok"] is True
             count += 1
     assert count == len(stored)
@@ -90,7 +90,7 @@ def test_messages_are_what_the_engine_stored(name: str, golden: Golden, rmqctl: 
 
 def test_rows_of_a_queue_are_what_the_engine_lists(golden: Golden, rmqctl: Run) -> None:
     folder = golden("5.3.3/basic")
-    queue = max(engine.load(folder / "expect.json").queues, key=lambda one: len(one.units))
+    queue = max(engine.load(folder / "expect.json").queues, key=lambda batch: len(batch.units))
     rows = {}
     for path in sorted((folder / "store/consumequeue" / queue.topic / str(queue.queue_id))
                        .iterdir()):
@@ -118,18 +118,18 @@ def test_fillers_and_ext_addresses_have_names(golden: Golden, rmqctl: Run) -> No
 
 def test_timer_files_are_what_the_engine_reads(golden: Golden, rmqctl: Run) -> None:
     folder = golden("5.3.3/timer")
-    said = json.loads((folder / "timer.json").read_text())
+    document = json.loads((folder / "timer.json").read_text())
     slots = rmqctl("dump", folder / "store/timerwheel", "-o", "json").expect(0).json()
     assert [(s["number"], s["time_ms"], s["first_pos"], s["last_pos"], s["num"])
             for s in slots] == [
-        (s["index"], s["timeMs"], s["firstPos"], s["lastPos"], s["num"]) for s in said["slots"]]
+        (s["index"], s["timeMs"], s["firstPos"], s["lastPos"], s["num"]) for s in document["slots"]]
     units = [row for path in sorted((folder / "store/timerlog").iterdir())
              for row in rmqctl("dump", path, "-o", "json").expect(0).json()]
     assert [(u["byte_offset"], u["size"], u["type"]) for u in units] == [
         (u["pos"], u.get("size", u.get("blankSize")), "unit" if "size" in u else "end")
-        for u in said["timerLogUnits"]]
+        for u in document["timerLogUnits"]]
     check = rmqctl("dump", folder / "store/config/timercheck", "-o", "json").expect(0).json()
-    assert check[0]["last_timer_log_flush_pos"] == said["checkpoint"]["lastTimerLogFlushPos"]
+    assert check[0]["last_timer_log_flush_pos"] == document["checkpoint"]["lastTimerLogFlushPos"]
 
 
 def test_index_rows(golden: Golden, rmqctl: Run) -> None:
@@ -189,8 +189,8 @@ def test_small_texts(tmp_path: Path, rmqctl: Run) -> None:
     assert (identity["cluster"], identity["broker_name"], identity["broker_id"]) == ("c", "b", 7)
     assert [(part["name"], part["offset"], part["value"]) for part in identity["fields"]] == [
         ("cluster", 0, "c"), ("broker_name", 2, "b"), ("broker_id", 4, "7")]
-    found = dumped("dledger-n0/checkpoint", dledger.build_checkpoint(9, 8))[0]
-    assert (found["end_index"], found["committed_index"]) == (9, 8)
+    row = dumped("dledger-n0/checkpoint", dledger.build_checkpoint(9, 8))[0]
+    assert (row["end_index"], row["committed_index"]) == (9, 8)
 
 
 def dledger_file(tmp_path: Path, size: int = 1024) -> tuple[Path, bytes]:
@@ -227,8 +227,8 @@ def test_dledger_entries_and_their_messages(tmp_path: Path, rmqctl: Run) -> None
                                              "end"]
     assert (rows[2]["offset"], rows[2]["size"], rows[2]["error"]["field"]) == (153, 258, "magic")
     assert rmqctl("dump", path, "--from", "2", "-o", "json").expect(0).json() == rows[3:]
-    found = rmqctl("dump", path, "--at", str(rows[3]["byte_offset"] + 1), "-o", "json").json()
-    assert found == rows[3:4]
+    answer = rmqctl("dump", path, "--at", str(rows[3]["byte_offset"] + 1), "-o", "json").json()
+    assert answer == rows[3:4]
     unit = dledger.INDEX_UNIT.build(dledger.IndexUnitRecord(1, 2048, 153, 0, 3))
     other = tmp_path / "dledger-n0/index" / "0".zfill(20)
     other.parent.mkdir()
@@ -406,12 +406,12 @@ def test_a_copy_whose_first_bytes_are_lost(golden: Golden, tmp_path: Path, rmqct
         copy = tmp_path / "evidence"
         garbage = b"\xda\xa3\x20\xa7" * 3
         copy.write_bytes(garbage + path.read_bytes()[len(garbage):])
-        found = rmqctl("dump", copy, "--kind", "commitlog", "-o", "json").expect(1).json()
-        assert found[1:] == rows[1:]
-        assert (found[0]["type"], found[0]["size"]) == ("damaged", rows[0]["size"])
+        answer = rmqctl("dump", copy, "--kind", "commitlog", "-o", "json").expect(1).json()
+        assert answer[1:] == rows[1:]
+        assert (answer[0]["type"], answer[0]["size"]) == ("damaged", rows[0]["size"])
     copy.write_bytes(b"no message at all \xda\xa3\x20\xa7")
-    found = rmqctl("dump", copy, "--kind", "commitlog", "-o", "json").expect(1).json()
-    assert "byte_offset" not in found[0]
+    answer = rmqctl("dump", copy, "--kind", "commitlog", "-o", "json").expect(1).json()
+    assert "byte_offset" not in answer[0]
     copy.write_bytes(b"")
     assert rmqctl("dump", copy, "--kind", "commitlog", "-o", "json").expect(0).json() == []
     rmqctl("dump", copy, "--kind", "commitlog", "--at", "0").expect(2)
@@ -585,10 +585,10 @@ def test_ext_files_longer_than_a_window(tmp_path: Path, rmqctl: Run) -> None:
             changed = bytearray(raw)
             changed[number * 1017 + bit // 8] ^= 1 << bit % 8
             path.write_bytes(changed + b"\xff\xff")
-            found = rmqctl("dump", path, "-o", "jsonl").expect(1).jsonl()
-            bad = only_error(found)
+            entries = rmqctl("dump", path, "-o", "jsonl").expect(1).jsonl()
+            bad = only_error(entries)
             assert (bad["number"], bad["size"], bad["error"]["field"]) == (number, 1017, "size")
-            assert found[:number] + found[number + 1:] == rows[:number] + rows[number + 1:]
+            assert entries[:number] + entries[number + 1:] == rows[:number] + rows[number + 1:]
 
 
 def test_config_files_of_every_shape(tmp_path: Path, rmqctl: Run) -> None:

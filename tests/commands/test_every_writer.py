@@ -175,10 +175,11 @@ def store_part(root: Path, name: str) -> Path:
 
 def tier_part(home: Path, name: str) -> Path:
     tier = home / "tieredstore"
-    found = {"a segment of messages": "**/COMMIT_LOG/*", "a segment of units": "**/CONSUME_QUEUE/*",
-             "a queue": "**/CONSUME_QUEUE"}
-    if name in found:
-        return min(tier.glob(found[name]))
+    patterns = {"a segment of messages": "**/COMMIT_LOG/*",
+                "a segment of units": "**/CONSUME_QUEUE/*",
+                "a queue": "**/CONSUME_QUEUE"}
+    if name in patterns:
+        return min(tier.glob(patterns[name]))
     return {"config": home / "config", "the metadata": home / "config/tieredStoreMetadata.json",
             "the local index": home / "tiered_index_file", ".rmqctl": tier / ".rmqctl"}[name]
 

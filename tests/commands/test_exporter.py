@@ -81,10 +81,10 @@ def test_connections_without_a_request_are_closed_for_others() -> None:
                              process_request_thread=lambda request, _: answered.append(request))
     exporter.bound(server)
     pairs = [socket.socketpair() for _ in range(exporter.MAX_CONNECTIONS + 2)]
-    ours, theirs = [one for one, _ in pairs], [other for _, other in pairs]
-    for one in ours[:-2]:
-        server.process_request(one, None)
-    assert {one.gettimeout() for one in started} == {exporter.MAX_WAIT_S}
+    ours, theirs = [connection for connection, _ in pairs], [other for _, other in pairs]
+    for connection in ours[:-2]:
+        server.process_request(connection, None)
+    assert {request.gettimeout() for request in started} == {exporter.MAX_WAIT_S}
     server.process_request_thread(ours[1], None)  # has ended: there is room for another
     server.process_request(ours[-2], None)
     for other in theirs:
@@ -94,5 +94,5 @@ def test_connections_without_a_request_are_closed_for_others() -> None:
     server.process_request(ours[-1], None)  # and for none more
     assert theirs[0].recv(1) == b""
     assert started == ours
-    for one in [*ours, *theirs]:
-        one.close()
+    for connection in [*ours, *theirs]:
+        connection.close()

@@ -60,12 +60,12 @@ def test_positions_beyond_both_ends(tmp_path: Path, rmqctl: Runner) -> None:
             in done.err)
 
 
-@pytest.mark.parametrize(("group", "said"), [
+@pytest.mark.parametrize(("group", "expected_text"), [
     ("biling", "did you mean billing?"), ("stock", "broadcasts"), ("(delay)", "delay service")])
 def test_a_group_of_which_nothing_can_be_told(retried_base: tiny_stores.Tiny, rmqctl: Runner,
-                                              group: str, said: str) -> None:
+                                              group: str, expected_text: str) -> None:
     done = rmqctl("read", retried_base.root, "--group", group, "--unconsumed").expect(1)
-    assert said in done.err
+    assert expected_text in done.err
     assert not done.out
 
 

@@ -16,25 +16,25 @@ from tests.support.holder import held
 
 
 def test_the_names_of_the_contract(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
-    found = rmqctl("info", tiny_base.root, "-o", "json").expect(0).json()
-    assert (found["min_phy_offset"], found["max_phy_offset"]) == (0, tiny_base.log_end)
-    assert found["messages"] == len(tiny_base.messages)
+    answer = rmqctl("info", tiny_base.root, "-o", "json").expect(0).json()
+    assert (answer["min_phy_offset"], answer["max_phy_offset"]) == (0, tiny_base.log_end)
+    assert answer["messages"] == len(tiny_base.messages)
     by_queue = {(topic["topic"], queue["queue_id"]): queue["max_offset"]
-                for topic in found["topics"] for queue in topic["queues"]}
+                for topic in answer["topics"] for queue in topic["queues"]}
     assert by_queue == {key: len(units) for key, units in tiny_base.queues().items()}
-    assert {(queue["min_offset"], queue["kind"]) for topic in found["topics"]
+    assert {(queue["min_offset"], queue["kind"]) for topic in answer["topics"]
             for queue in topic["queues"]} == {(0, "simple")}
     last = tiny_base.messages[-1].record.store_timestamp
-    assert found["checkpoint"] == {
+    assert answer["checkpoint"] == {
         "physic_msg_timestamp": last, "logics_msg_timestamp": last, "index_msg_timestamp": 0,
         "master_flushed_offset": 0, "confirm_phy_offset": 0}
-    assert found["abort"] is False
-    assert {name: found["lock"][name] for name in ("held", "pid", "kind")} == {
+    assert answer["abort"] is False
+    assert {name: answer["lock"][name] for name in ("held", "pid", "kind")} == {
         "held": False, "pid": None, "kind": None}
     assert {"path": "commitlog/00000000000000001024", "kind": "commitlog", "size": 1024,
             "base_offset": 1024}.items() <= next(
-        one for one in found["files"] if one["path"].endswith("1024")).items()
-    assert (found["first_store_timestamp"], found["last_store_timestamp"]) == (
+        file for file in answer["files"] if file["path"].endswith("1024")).items()
+    assert (answer["first_store_timestamp"], answer["last_store_timestamp"]) == (
         tiny_stores.EPOCH, last)
 
 
@@ -73,9 +73,9 @@ def test_many_topics_are_summed_up(tmp_path, rmqctl: Runner) -> None:
 
 def test_a_held_lock(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
     with held(tiny.root) as holder:
-        found = rmqctl("info", tiny.root, "-o", "json").expect(0).json()
+        answer = rmqctl("info", tiny.root, "-o", "json").expect(0).json()
         text = rmqctl("info", tiny.root, "-o", "plain").expect(0).out
-    assert {name: found["lock"][name] for name in ("held", "pid", "kind")} == {
+    assert {name: answer["lock"][name] for name in ("held", "pid", "kind")} == {
         "held": True, "pid": holder.pid, "kind": "fcntl"}
     assert f"held by process {holder.pid} (fcntl)" in text
 
@@ -84,10 +84,10 @@ def test_a_flock(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
     fd = os.open(tiny.root / "lock", os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        found = rmqctl("info", tiny.root, "-o", "json").expect(0).json()
+        answer = rmqctl("info", tiny.root, "-o", "json").expect(0).json()
     finally:
         os.close(fd)
-    assert (found["lock"]["held"], found["lock"]["kind"]) == (True, "flock")
+    assert (answer["lock"]["held"], answer["lock"]["kind"]) == (True, "flock")
 
 
 def test_the_view_of_a_broker(golden: GoldenFolder, rmqctl: Runner) -> None:

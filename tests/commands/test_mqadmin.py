@@ -46,7 +46,8 @@ def test_an_alias_is_hidden_and_changes_nothing(alias, rmqctl: Runner) -> None:
         assert rmqctl(alias.name, "--help").expect(0).out.startswith(f"Usage: rmqctl {alias.name}")
 
 
-@pytest.mark.parametrize("alias", [each for each in ALIASES.values() if each.says is not None],
+@pytest.mark.parametrize("alias",
+                         [aliase for aliase in ALIASES.values() if aliase.says is not None],
                          ids=lambda alias: alias.name)
 def test_an_answer_is_one_sentence_with_a_command_that_exists(alias, rmqctl: Runner) -> None:
     for typed in ((), ("-n", "localhost:9876"), ("S", "--namesrvAddr=localhost:9876")):
@@ -96,8 +97,8 @@ def test_an_answer_can_be_typed(tiny: tiny_stores.Tiny, rmqctl: Runner, mqadmin:
     root = configured(tiny)
     (root / "config" / "consumerOffset.json").write_text(
         json.dumps({"offsetTable": {"TopicTest@billing": {"0": 0}}}))
-    said = rmqctl(*(root if word == "S" else word for word in shlex.split(mqadmin))).expect(2).err
-    words = shlex.split(said.partition("; run:\n  rmqctl ")[2])
+    stderr = rmqctl(*(root if word == "S" else word for word in shlex.split(mqadmin))).expect(2).err
+    words = shlex.split(stderr.partition("; run:\n  rmqctl ")[2])
     assert [("S" if word == str(root) else word) for word in words] == shlex.split(ours)
     plan = ["--dry-run"] if "--dry-run" in rmqctl("help", "options", *words).out else []
     rmqctl(*words, *plan).expect(0)
@@ -141,10 +142,10 @@ def test_an_answer_can_be_typed(tiny: tiny_stores.Tiny, rmqctl: Runner, mqadmin:
 def test_mqadmins_words_do_what_ours_do(golden: GoldenFolder, rmqctl: Runner, mqadmin: str,
                                         ours: str) -> None:
     root = golden("5.3.3/basic/store")
-    said = [rmqctl(*(root if word == "S" else word for word in shlex.split(words)),
+    runs = [rmqctl(*(root if word == "S" else word for word in shlex.split(words)),
                    "--output", "json") for words in (mqadmin, ours)]
-    assert (said[0].code, said[0].out) == (said[1].code, said[1].out)
-    json.loads(said[0].out)
+    assert (runs[0].code, runs[0].out) == (runs[1].code, runs[1].out)
+    json.loads(runs[0].out)
 
 
 def test_every_word_on_the_page_is_known() -> None:
@@ -158,12 +159,12 @@ def test_every_word_on_the_page_is_known() -> None:
 
 def test_a_file_needs_no_store(golden: GoldenFolder, rmqctl: Runner) -> None:
     path = golden("5.3.3/basic/store") / "checkpoint"
-    said = [rmqctl(*words, "-o", "json").expect(0).out
-            for words in (("dumpCompactionLog", "-f", path), ("dump", path))]
-    assert said[0] == said[1]
+    outputs = [rmqctl(*words, "-o", "json").expect(0).out
+               for words in (("dumpCompactionLog", "-f", path), ("dump", path))]
+    assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize(("words", "said"), [
+@pytest.mark.parametrize(("words", "expected_text"), [
     ("queryMsgByld S -i 1", "Did you mean 'queryMsgById'"),
     ("queryMsgById S -i", "requires an argument"),
     ("queryMsgById -n localhost:9876 -i 1", "name a store, or set RMQCTL_STORE"),
@@ -173,8 +174,8 @@ def test_a_file_needs_no_store(golden: GoldenFolder, rmqctl: Runner) -> None:
     ("wipewriteperm -b broker-a", "no counterpart to mqadmin's wipeWritePerm: it needs a running"),
     ("frobnicate S", "No such command"),
 ])
-def test_what_is_no_alias(rmqctl: Runner, words: str, said: str) -> None:
-    assert said in rmqctl(*words.split()).expect(2).err
+def test_what_is_no_alias(rmqctl: Runner, words: str, expected_text: str) -> None:
+    assert expected_text in rmqctl(*words.split()).expect(2).err
 
 
 def test_what_has_no_effect_is_named_once_and_not_with_quiet(golden: GoldenFolder,

@@ -75,7 +75,7 @@ def tier_of(folder: Path) -> Path:
 
 
 def test_every_option_that_names_a_file_is_known() -> None:
-    found = set()
+    texts = set()
     for spec in REGISTRY:
         for param in load(spec).params:
             kind = str(param.metavar)
@@ -83,8 +83,8 @@ def test_every_option_that_names_a_file_is_known() -> None:
                     word in kind for word in ("FILE", "DIR", "FOLDER", "PATH", "STORE", "OLD=")):
                 continue
             if not {param.opts[0], f"{param.opts[0]} {kind}"} & (READ | STORES):
-                found.add(f"{spec.title} {param.opts[0]}")
-    assert found == {*CASES, *ELSEWHERE}
+                texts.add(f"{spec.title} {param.opts[0]}")
+    assert texts == {*CASES, *ELSEWHERE}
 
 
 @pytest.mark.parametrize("there", ["file", "link", "link to nothing"])
@@ -195,8 +195,8 @@ def test_spark_logs_follow_no_link_of_others(tiny: tiny_stores.Tiny, tmp_path: P
     shared.mkdir()
     shared.chmod(0o1777)
     (shared / "log").symlink_to(tmp_path / "victim")
-    said = _spark_log(rmqctl, monkeypatch, tiny.root, shared / "log")
-    assert "is a symbolic link in a folder that other users can write to" in said
+    spark_log = _spark_log(rmqctl, monkeypatch, tiny.root, shared / "log")
+    assert "is a symbolic link in a folder that other users can write to" in spark_log
     assert not (tmp_path / "victim").exists()
 
 

@@ -16,11 +16,11 @@ COUNT, HIT = 60, 20
 
 @pytest.fixture
 def writer() -> Writer:
-    made = Writer(Layout(log_file_size=64 << 10, with_queues=False, with_index=False), seed=9)
+    writer = Writer(Layout(log_file_size=64 << 10, with_queues=False, with_index=False), seed=9)
     for number in range(COUNT):
-        made.put("orders", b"body %06d " % number * 9, queue_id=number % 2, keys=f"k{number}")
-    made.patch(made.puts[HIT].physical, bytes(88))
-    return made
+        writer.put("orders", b"body %06d " % number * 9, queue_id=number % 2, keys=f"k{number}")
+    writer.patch(writer.puts[HIT].physical, bytes(88))
+    return writer
 
 
 LEFT = COUNT - HIT - 1
@@ -48,11 +48,11 @@ def test_before_them_nothing_is_said(words: tuple[str, ...], writer: Writer,
 
 
 def test_a_queue_has_only_its_own_entries(tmp_path: Path) -> None:
-    made = Writer(Layout(log_file_size=64 << 10, with_index=False), seed=9)
+    writer = Writer(Layout(log_file_size=64 << 10, with_index=False), seed=9)
     for number in range(COUNT):
-        made.put(("orders", "bills")[number % 2], b"body %06d " % number * 9)
-    made.patch(made.puts[HIT].physical, bytes(88))
-    store = made.write(tmp_path / "s")
+        writer.put(("orders", "bills")[number % 2], b"body %06d " % number * 9)
+    writer.patch(writer.puts[HIT].physical, bytes(88))
+    store = writer.write(tmp_path / "s")
     run("read", store, "--topic", "bills").expect(0)
     assert "points to no message" in run("read", store, "--topic", "orders").expect(1).err
 

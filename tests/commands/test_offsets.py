@@ -8,13 +8,13 @@ from tests.support import tiny as tiny_stores
 
 
 def test_the_document(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
-    found = rmqctl("offsets", tiny_base.root, "--group", "billing", "-o", "json").expect(0).json()
-    assert found["groups"] == [{"group": "billing", "diff_total": 3}]
-    assert found["diff_total"] == 3
-    assert [list(row) for row in found["queues"]] == [[
+    answer = rmqctl("offsets", tiny_base.root, "--group", "billing", "-o", "json").expect(0).json()
+    assert answer["groups"] == [{"group": "billing", "diff_total": 3}]
+    assert answer["diff_total"] == 3
+    assert [list(row) for row in answer["queues"]] == [[
         "group", "topic", "queue_id", "min_offset", "max_offset", "consumer_offset", "diff",
         "last_store_timestamp", "unread_since", "note"]] * 2
-    assert [row["diff"] for row in found["queues"]] == [2, 1]
+    assert [row["diff"] for row in answer["queues"]] == [2, 1]
 
 
 def test_rows(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:

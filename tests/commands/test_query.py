@@ -28,10 +28,11 @@ def read(rmqctl: Runner, root: Path, *words: str) -> list[dict[str, Any]]:
 # -- key ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in golden_sets.judged_stores()
-                                   if each.kind in ("basic", "delay", "lmq", "clean-crc",
-                                                    "crash-crc-prev", "multipath", "batchcq")])
+@pytest.mark.parametrize("store", [pytest.param(golden_store, id=golden_store.id)
+                                   for golden_store in golden_sets.judged_stores()
+                                   if golden_store.kind in ("basic", "delay", "lmq", "clean-crc",
+                                                            "crash-crc-prev", "multipath",
+                                                            "batchcq")])
 def test_key_queries_equal_the_engines(store: golden_sets.GoldenStore, golden: GoldenFolder,
                                        rmqctl: Runner) -> None:
     """A sample of the golden queries with all their options; --raw is the broker's answer."""
@@ -217,9 +218,10 @@ def test_the_store_may_come_from_the_environment(tiny: tiny_stores.Tiny, rmqctl:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in golden_sets.judged_stores()
-                                   if each.kind in ("basic", "batchcq", "crash-crc", "crash-nocq")])
+@pytest.mark.parametrize("store", [pytest.param(golden_store, id=golden_store.id)
+                                   for golden_store in golden_sets.judged_stores()
+                                   if golden_store.kind in ("basic", "batchcq", "crash-crc",
+                                                            "crash-nocq")])
 def test_times_equal_the_engines(store: golden_sets.GoldenStore, golden: GoldenFolder,
                                  rmqctl: Runner) -> None:
     expect = store.load_expect(golden(store.set.id))
@@ -231,8 +233,8 @@ def test_times_equal_the_engines(store: golden_sets.GoldenStore, golden: GoldenF
             like = ["--like", "4.9.3"] if expect.engine == "4.9.3" else []
             assert rmqctl(*words, *like).expect(0).json()["queue_offset"] == answer.offset
             if answer.upper is not None:
-                found = rmqctl(*words, "--boundary", "upper").expect(0).json()
-                assert found["queue_offset"] == answer.upper
+                message = rmqctl(*words, "--boundary", "upper").expect(0).json()
+                assert message["queue_offset"] == answer.upper
             asked += 1
     assert asked
 
@@ -242,12 +244,12 @@ def test_what_is_there_at_a_time(golden: GoldenFolder, rmqctl: Runner) -> None:
     queue = read(rmqctl, root, "--topic", "TP_ship_evt-x", "--queue", "1")
     words = ["query", "time", root, "--topic", "TP_ship_evt-x", "--queue", "1", "--time"]
     row = queue[30]
-    found = rmqctl(*words, str(row["store_timestamp"]), "-o", "json").expect(0).json()
-    assert found["store_timestamp"] == row["store_timestamp"]
-    assert found["physical_offset"] == queue[found["queue_offset"]]["physical_offset"]
-    assert (found["min_offset"], found["max_offset"]) == (0, len(queue))
+    answer = rmqctl(*words, str(row["store_timestamp"]), "-o", "json").expect(0).json()
+    assert answer["store_timestamp"] == row["store_timestamp"]
+    assert answer["physical_offset"] == queue[answer["queue_offset"]]["physical_offset"]
+    assert (answer["min_offset"], answer["max_offset"]) == (0, len(queue))
     shown = rmqctl(*words, str(row["store_timestamp"]), "--messages", "-o", "json").expect(0).json()
-    assert shown == [queue[found["queue_offset"]]]
+    assert shown == [queue[answer["queue_offset"]]]
     more = rmqctl(*words, "0", "--messages", "--count", "4", "-o", "jsonl").expect(0).jsonl()
     assert more == queue[:4]
     late = rmqctl(*words, "+1d", "-o", "json").expect(0).json()
@@ -267,10 +269,11 @@ def test_times_for_people(golden: GoldenFolder, rmqctl: Runner) -> None:
 
 
 def test_queues_that_are_not_there(golden: GoldenFolder, rmqctl: Runner) -> None:
-    for topic, queue, said in (("nix", "0", "TP_ship_evt-x"), ("TP_ship_evt-x", "44", "0, 1")):
+    for topic, queue, expected_text in (("nix", "0", "TP_ship_evt-x"),
+                                        ("TP_ship_evt-x", "44", "0, 1")):
         done = rmqctl("query", "time", golden(BASIC), "--topic", topic, "--queue", queue, "--time",
                       "0", "-o", "json").expect(1)
-        assert said in done.err
+        assert expected_text in done.err
         assert done.json()["queue_offset"] == 0
 
 
@@ -296,13 +299,14 @@ def test_messages_at_and_around_places(golden: GoldenFolder, rmqctl: Runner) -> 
         assert f"inside the record at {place}" in done.err
 
 
-@pytest.mark.parametrize(("place", "said"), [("99999999", "beyond the end"), ("1022", "unused")])
-def test_why_there_is_no_message(place: str, said: str, tiny: tiny_stores.Tiny,
+@pytest.mark.parametrize(("place", "expected_text"),
+                         [("99999999", "beyond the end"), ("1022", "unused")])
+def test_why_there_is_no_message(place: str, expected_text: str, tiny: tiny_stores.Tiny,
                                  rmqctl: Runner) -> None:
     for words in ([], ["--containing"]):
         done = rmqctl("query", "offset", tiny.root, "--phy", place, *words)
         assert done.expect(1).out == ""
-        assert said in done.err or "blank" in done.err
+        assert expected_text in done.err or "blank" in done.err
 
 
 def test_people_see_all_of_a_single_message(golden: GoldenFolder, rmqctl: Runner) -> None:

@@ -23,7 +23,7 @@ from tests.support.stored import intact, object_of, puts_of
 from tests.support.writer import Writer
 
 BASIC = "5.3.3/basic/store"
-STORES = [pytest.param(each, id=each.id) for each in sample(
+STORES = [pytest.param(golden_store, id=golden_store.id) for golden_store in sample(
     golden_sets.golden_stores(), 24, "what read shows")]
 
 
@@ -33,8 +33,8 @@ def test_all_intact_messages_of_every_store(store: golden_sets.GoldenStore, gold
     """Clean stores: exit 0 and nothing on stderr. Damaged: every intact message, and where it is
     damaged, exit 1 and the place."""
     root = golden(store.id)
-    expected = {each.physical_offset: object_of(each)
-                for each in intact(root, store, puts_of(store, golden))}
+    expected = {message.physical_offset: object_of(message)
+                for message in intact(root, store, puts_of(store, golden))}
     done = rmqctl("read", root, *store.options, "-o", "jsonl").expect(0, 1)
     rows = {row["physical_offset"]: row for row in done.jsonl()}
     for place, wanted in expected.items():
@@ -152,7 +152,7 @@ def test_a_queue_from_an_offset(golden: GoldenFolder, rmqctl: Runner) -> None:
 def test_filters_in_every_spelling(golden: GoldenFolder, rmqctl: Runner) -> None:
     every = rmqctl("read", golden(BASIC), "-o", "jsonl").jsonl()
 
-    def found(*words: str) -> list[int]:
+    def offsets_read(*words: str) -> list[int]:
         rows = rmqctl("read", golden(BASIC), "-o", "jsonl", *words).expect(0).jsonl()
         return [row["physical_offset"] for row in rows]
 
@@ -161,21 +161,23 @@ def test_filters_in_every_spelling(golden: GoldenFolder, rmqctl: Runner) -> None
         assert places
         return places
 
-    assert found("--tag", "A || TagA") == places_of(lambda row: row["tags"] in ("A", "TagA"))
-    assert found("--key", "order-63") == places_of(lambda row: "order-63" in row["keys"])
-    assert found("--key", every[5]["unique_key"]) == [every[5]["physical_offset"]]
-    assert found("--where", "queue_id!=0", "--where", "queue_offset<=3") == places_of(
+    assert offsets_read("--tag", "A || TagA") == places_of(lambda row: row["tags"] in ("A", "TagA"))
+    assert offsets_read("--key", "order-63") == places_of(lambda row: "order-63" in row["keys"])
+    assert offsets_read("--key", every[5]["unique_key"]) == [every[5]["physical_offset"]]
+    assert offsets_read("--where", "queue_id!=0", "--where", "queue_offset<=3") == places_of(
         lambda row: row["queue_id"] != 0 and row["queue_offset"] <= 3)
-    assert found("--where", "topic=TP_fraud_Topic", "--where", "property.KEYS~^pay") == places_of(
-        lambda row: (row["topic"] == "TP_fraud_Topic"
-                     and row["properties"].get("KEYS", "").startswith("pay")))
-    assert found("--where", "queue_offset==7") == places_of(lambda row: row["queue_offset"] == 7)
-    assert found("--where", "store_timestamp<2024-06-21T19:50:40Z") == places_of(
+    assert offsets_read("--where", "topic=TP_fraud_Topic", "--where",
+                        "property.KEYS~^pay") == places_of(
+                            lambda row: (row["topic"] == "TP_fraud_Topic"
+                                         and row["properties"].get("KEYS", "").startswith("pay")))
+    assert offsets_read("--where",
+                        "queue_offset==7") == places_of(lambda row: row["queue_offset"] == 7)
+    assert offsets_read("--where", "store_timestamp<2024-06-21T19:50:40Z") == places_of(
         lambda row: row["store_timestamp"] < 1718999440000)
-    assert found("--since", "2024-06-21 21:53", "--until", "2024-06-21T21:53:02", "--tz",
-                 "+02:00") == places_of(lambda row: 1718999580000 <= row["store_timestamp"]
-                                        <= 1718999582000)
-    assert found("--from-phy", "0x1D4", "--to-phy", "9770") == [0x1D4, 9769]
+    assert offsets_read("--since", "2024-06-21 21:53", "--until", "2024-06-21T21:53:02", "--tz",
+                        "+02:00") == places_of(lambda row: 1718999580000 <= row["store_timestamp"]
+                                               <= 1718999582000)
+    assert offsets_read("--from-phy", "0x1D4", "--to-phy", "9770") == [0x1D4, 9769]
 
 
 def test_nothing_matched_is_no_failure(golden: GoldenFolder, rmqctl: Runner) -> None:
@@ -216,16 +218,17 @@ def test_queues_without_a_consumequeue_are_named(golden_copy: GoldenFolder,
                                       "9").expect(0).err
 
 
-@pytest.mark.parametrize(("offset", "said"), [
+@pytest.mark.parametrize(("offset", "expected_text"), [
     ("999", "OFFSET_OVERFLOW_BADLY"), ("4", "OFFSET_OVERFLOW_ONE")])
-def test_what_a_broker_says_of_the_offset(offset: str, said: str, tiny: tiny_stores.Tiny,
+def test_what_a_broker_says_of_the_offset(offset: str, expected_text: str, tiny: tiny_stores.Tiny,
                                           rmqctl: Runner) -> None:
     done = rmqctl("read", tiny.root, "--topic", "orders", "--queue", "0", "--offset", offset)
-    assert said in done.expect(0).err
+    assert expected_text in done.expect(0).err
     assert "0 to 3" in done.err
     assert done.out == ""
-    assert said not in rmqctl("read", tiny.root, "--topic", "orders", "--queue", "0", "--offset",
-                              offset, "-q").err
+    assert expected_text not in rmqctl("read", tiny.root, "--topic", "orders", "--queue", "0",
+                                       "--offset",                                        offset,
+                                       "-q").err
 
 
 def test_an_expired_offset_starts_at_the_first_there_is(tmp_path: Path, rmqctl: Runner) -> None:
@@ -262,7 +265,7 @@ def test_an_unreadable_file_ends_with_5(tiny: tiny_stores.Tiny, rmqctl: Runner) 
     with damage.refused(tiny.root / "commitlog" / f"{1024:020d}"):
         done = rmqctl("read", tiny.root, "-o", "jsonl").expect(5)
     assert [row["physical_offset"] for row in done.jsonl()] == [
-        each.start for each in tiny.messages if not 1024 <= each.start < 2048]
+        message.start for message in tiny.messages if not 1024 <= message.start < 2048]
     assert f"{1024:020d}" in done.err
 
 

@@ -25,18 +25,18 @@ def test_json_is_the_engines_table(name: str, source: str, golden: GoldenFolder,
                                    rmqctl: Runner) -> None:
     expect = engine.load(golden(name) / "expect.json")
     more = ["--commitlog-dir", "cl1", "--commitlog-dir", "cl2"] * name.endswith("multipath")
-    found = rmqctl("recover", "table", golden(f"{name}/store"), "-o", "json", "--source", source,
-                   *more).expect(0).json()
-    assert found == {f"{queue.topic}-{queue.queue_id}": queue.max for queue in expect.queues
-                     if queue.max}
+    answer = rmqctl("recover", "table", golden(f"{name}/store"), "-o", "json", "--source", source,
+                    *more).expect(0).json()
+    assert answer == {f"{queue.topic}-{queue.queue_id}": queue.max for queue in expect.queues
+                      if queue.max}
 
 
 def test_rows_show_both_sides(tiny: Tiny, rmqctl: Runner) -> None:
     rows = rmqctl("recover", "table", tiny.root, "-o", "jsonl").expect(0).jsonl()
     assert rows[0] == {"topic": "bills", "queue_id": 0, "from_log": 2, "from_consumequeue": 2,
                        "agrees": True}
-    said = rmqctl("recover", "table", tiny.root, "-o", "csv").expect(0).out
-    assert [row["agrees"] for row in csv.DictReader(io.StringIO(said))] == ["true"] * 3
+    output = rmqctl("recover", "table", tiny.root, "-o", "csv").expect(0).out
+    assert [row["agrees"] for row in csv.DictReader(io.StringIO(output))] == ["true"] * 3
     assert "from_consumequeue" in rmqctl("recover", "table", tiny.root).expect(0).out
 
 

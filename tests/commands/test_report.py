@@ -90,13 +90,13 @@ class Page(HTMLParser):
 @pytest.fixture
 def report(rmqctl: Runner, tmp_path: Path):
     """Makes a report of a store: (the page, what the command said)."""
-    def made(store: Path, *options: str, code: int | None = None) -> tuple[Page, Result]:
+    def write_report(store: Path, *options: str, code: int | None = None) -> tuple[Page, Result]:
         out = tmp_path / f"{len(list(tmp_path.glob('*.html')))}.html"
         done = rmqctl("report", store, "--out", out, *options)
         if code is not None:
             done.expect(code)
         return Page(out.read_text()), done
-    return made
+    return write_report
 
 
 @pytest.fixture
@@ -138,10 +138,10 @@ def test_it_says_what_the_other_commands_say(name: str, golden: GoldenFolder, rm
                                              report) -> None:
     store = golden(name)
     doctor = rmqctl("doctor", store, "-o", "json")
-    told = doctor.json()
-    page, said = report(store, code=doctor.code)
+    answer = doctor.json()
+    page, result = report(store, code=doctor.code)
     check_policy(page)
-    assert told["verdict"] in said.out
+    assert answer["verdict"] in result.out
     for finding in rmqctl("verify", store, "-o", "json").json()["findings"]:
         explained = explanations()[finding["category"]]
         assert f"{finding['category']}" in page.text
@@ -149,10 +149,10 @@ def test_it_says_what_the_other_commands_say(name: str, golden: GoldenFolder, rm
         assert re.sub(r"\s+", " ", finding["detail"]) in page.text
     for topic in rmqctl("stats", store, "-o", "json").json()["rows"]:
         assert topic["topic"] in page.text
-    for count in (told["already_lost"], told["would_lose"]):
+    for count in (answer["already_lost"], answer["would_lose"]):
         assert f"<b>{count:,}</b>" in page.source
-    assert all(step in page.text for step in told["next"])
-    assert ("nothing is lost" in page.text) == told["sound"]
+    assert all(step in page.text for step in answer["next"])
+    assert ("nothing is lost" in page.text) == answer["sound"]
     assert page.charts() == ["wide", "narrow"] * 2
 
 
@@ -460,30 +460,30 @@ def test_an_empty_store_and_one_without_a_log(tmp_path: Path, report) -> None:
 
 def test_json_names_the_file_and_its_digest(damaged: Path, rmqctl: Runner, tmp_path: Path) -> None:
     out = tmp_path / "incident.html"
-    told: dict[str, Any] = rmqctl("report", damaged, "--out", out, "-o", "json").expect(1).json()
-    assert told["out"] == str(out)
-    assert told["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
-    assert told["bytes"] == out.stat().st_size
-    assert told["sound"] is False
-    assert told["verdict"] == rmqctl("doctor", damaged, "-o", "json").json()["verdict"]
+    answer: dict[str, Any] = rmqctl("report", damaged, "--out", out, "-o", "json").expect(1).json()
+    assert answer["out"] == str(out)
+    assert answer["sha256"] == hashlib.sha256(out.read_bytes()).hexdigest()
+    assert answer["bytes"] == out.stat().st_size
+    assert answer["sound"] is False
+    assert answer["verdict"] == rmqctl("doctor", damaged, "-o", "json").json()["verdict"]
 
 
 # -- Chinese ---------------------------------------------------------------------------------------
 
 
-def said() -> set[str]:
+def sentence_keys() -> set[str]:
     """The sentences of the report by their names in a catalog."""
     keys = set()
     for path in PACKAGE.glob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and "say" in (getattr(call.func, "id", ""),
                                                         getattr(call.func, "attr", "")):
-                texts = [each.value for each in call.args if isinstance(each, ast.Constant)]
+                texts = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
                 keys |= set(texts[-1:])
     template = jinja2.Environment().parse((PACKAGE / "report.html").read_text())
     for call in template.find_all(jinja2.nodes.Call):
         if getattr(call.node, "name", "") == "say":
-            assert all(isinstance(each, jinja2.nodes.Const) for each in call.args)
+            assert all(isinstance(arg, jinja2.nodes.Const) for arg in call.args)
             keys.add(call.args[-1].value)
     return keys
 
@@ -492,7 +492,7 @@ def test_every_sentence_is_there_in_chinese() -> None:
     from rmqctl.ext.report.page import of_report
 
     own = set(of_report("zh").catalog) - set(language("zh").catalog)
-    catalog, keys = of_report("zh").catalog, said()
+    catalog, keys = of_report("zh").catalog, sentence_keys()
     assert keys - set(catalog) == set()
     assert own - keys == set(), "left over"
 
@@ -510,7 +510,7 @@ def test_a_chinese_page_leaves_no_sentence_in_english(damaged: Path, report) -> 
     assert '<html lang="zh">' in page.source
     assert "已有消息丢失" in page.text
     assert "有损坏" in done.out
-    plain = {key for key in said() if "{" not in key and " " in key}
+    plain = {key for key in sentence_keys() if "{" not in key and " " in key}
     assert [key for key in plain if f">{html.escape(key)}<" in page.source] == []
     assert explanations("zh")["body-crc"].cause in page.text
     assert explanations()["body-crc"].cause not in page.text
@@ -545,9 +545,9 @@ def test_a_browser_shows_it_without_a_word(damaged: Path, rmqctl: Runner, tmp_pa
     assert shot.stat().st_size > 50_000
     out.write_text(out.read_text().replace(
         "<main>", '<main><img src="http://localhost/a.png"><p style="color: red">'))
-    said = looked_at(out, shot)
-    assert "http://localhost/a.png" in said
-    assert "inline style" in said
+    text = looked_at(out, shot)
+    assert "http://localhost/a.png" in text
+    assert "inline style" in text
 
 
 # -- without the extra -----------------------------------------------------------------------------

@@ -11,12 +11,12 @@ from tests.support import tiny as tiny_stores
 
 
 def test_the_document(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
-    found = rmqctl("stats", tiny_base.root, "-o", "json").expect(0).json()
-    assert [(row["topic"], row["messages"]) for row in found["rows"]] == [
+    answer = rmqctl("stats", tiny_base.root, "-o", "json").expect(0).json()
+    assert [(row["topic"], row["messages"]) for row in answer["rows"]] == [
         ("orders", 6), ("bills", 2)]
-    assert (found["by"], found["groups"], found["total"]["messages"]) == ("topic", 2, 8)
-    assert (found["damaged_bytes"], found["damaged_spans"]) == (0, 0)
-    cover = found["coverage"]
+    assert (answer["by"], answer["groups"], answer["total"]["messages"]) == ("topic", 2, 8)
+    assert (answer["damaged_bytes"], answer["damaged_spans"]) == (0, 0)
+    cover = answer["coverage"]
     assert cover.pop("bytes_total") == sum(cover.values()) == 2048
 
 
@@ -47,11 +47,11 @@ def test_choosing(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
 
 
 def test_top_and_sort(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
-    found = rmqctl("stats", tiny_base.root, "--by", "queue", "--top", "2", "--sort", "key",
-                   "-o", "json").expect(0).json()
-    assert [(row["topic"], row["queue_id"]) for row in found["rows"]] == [
+    answer = rmqctl("stats", tiny_base.root, "--by", "queue", "--top", "2", "--sort", "key",
+                    "-o", "json").expect(0).json()
+    assert [(row["topic"], row["queue_id"]) for row in answer["rows"]] == [
         ("bills", 0), ("orders", 0)]
-    assert found["groups"] == 3
+    assert answer["groups"] == 3
     text = rmqctl("stats", tiny_base.root, "--by", "queue", "--top", "2", "-o", "plain").out
     assert "1 of 3 groups are not shown" in text
 
@@ -94,6 +94,6 @@ def test_nothing_to_count(tmp_path, rmqctl: Runner) -> None:
 
 
 def test_jobs_change_nothing(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
-    one = rmqctl("stats", tiny_base.root, "-o", "json").expect(0)
+    result = rmqctl("stats", tiny_base.root, "-o", "json").expect(0)
     for jobs in ("0", "2", "5"):
-        assert rmqctl("stats", tiny_base.root, "-o", "json", "--jobs", jobs).out == one.out
+        assert rmqctl("stats", tiny_base.root, "-o", "json", "--jobs", jobs).out == result.out

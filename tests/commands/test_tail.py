@@ -38,8 +38,8 @@ def test_read_last_is_tail(tiny_base: tiny_stores.Tiny, rmqctl: Runner) -> None:
     assert "has no end" in rmqctl("read", tiny_base.root, "--follow", "-o", "json").expect(2).err
 
 
-@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in golden_sets.clean_stores()])
+@pytest.mark.parametrize("store", [pytest.param(golden_store, id=golden_store.id)
+                                   for golden_store in golden_sets.clean_stores()])
 def test_the_last_of_every_clean_store(store: golden_sets.GoldenStore, golden: GoldenFolder,
                                        rmqctl: Runner) -> None:
     root = golden(store.id)
@@ -56,8 +56,8 @@ def test_filters(golden: GoldenFolder, rmqctl: Runner) -> None:
                   ["--tag", "A"], ["--key", "order-63"], ["--where", "queue_offset<9"],
                   ["--topic", "nix"]):
         expected = rmqctl("read", root, *words, "-o", "jsonl").jsonl()
-        found = rmqctl("tail", root, *words, "-o", "jsonl", "-n", "7").expect(0).jsonl()
-        assert found == expected[-7:]
+        rows = rmqctl("tail", root, *words, "-o", "jsonl", "-n", "7").expect(0).jsonl()
+        assert rows == expected[-7:]
 
 
 def test_the_formats(golden: GoldenFolder, rmqctl: Runner) -> None:
@@ -123,8 +123,8 @@ class Following:
         """(exit code, stderr) after a signal, or of itself."""
         if how is not None:
             self.process.send_signal(how)
-        _, said = self.process.communicate(timeout=PATIENT)
-        return self.process.returncode, said.decode()
+        _, output = self.process.communicate(timeout=PATIENT)
+        return self.process.returncode, output.decode()
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -161,10 +161,10 @@ def test_following_a_writer_over_a_roll(log: tuple[Writer, list[Part]]) -> None:
                     assert following.line(0.06) is None
             if part.is_message:
                 assert following.line()["physical_offset"] == part.offset
-        code, said = following.end(signal.SIGINT)
+        code, output = following.end(signal.SIGINT)
     finally:
         following.close()
-    assert (code, said.strip()) == (130, "rmqctl: interrupted")
+    assert (code, output.strip()) == (130, "rmqctl: interrupted")
 
 
 def test_following_with_filters_and_sigterm(log: tuple[Writer, list[Part]]) -> None:
@@ -176,10 +176,10 @@ def test_following_with_filters_and_sigterm(log: tuple[Writer, list[Part]]) -> N
         for part in parts[2:5]:
             writer.write(part.offset, part.raw)
         assert following.places(2) == [parts[2].offset, parts[4].offset]
-        code, said = following.end(signal.SIGTERM)
+        code, output = following.end(signal.SIGTERM)
     finally:
         following.close()
-    assert (code, said.strip()) == (143, "rmqctl: terminated")
+    assert (code, output.strip()) == (143, "rmqctl: terminated")
 
 
 def test_it_stops_when_nobody_reads_any_more(log: tuple[Writer, list[Part]]) -> None:
@@ -191,10 +191,10 @@ def test_it_stops_when_nobody_reads_any_more(log: tuple[Writer, list[Part]]) -> 
         assert following.process.stdout is not None
         following.process.stdout.close()
         following.process.stdout = None
-        code, said = following.end()
+        code, output = following.end()
     finally:
         following.close()
-    assert (code, said) == (141, "")
+    assert (code, output) == (141, "")
 
 
 def test_a_store_that_is_cut_and_written_again(log: tuple[Writer, list[Part]]) -> None:
@@ -206,12 +206,12 @@ def test_a_store_that_is_cut_and_written_again(log: tuple[Writer, list[Part]]) -
         assert following.line(0.3) is None
         writer.write(parts[1].offset, parts[1].raw)
         assert following.places(1) == [parts[1].offset]
-        code, said = following.end(signal.SIGINT)
+        code, output = following.end(signal.SIGINT)
     finally:
         following.close()
     assert code == 130
-    assert f"physical offset {parts[1].offset}" in said
-    assert "was truncated" in said
+    assert f"physical offset {parts[1].offset}" in output
+    assert "was truncated" in output
 
 
 def test_newer_messages_that_the_log_lost_are_named(golden_copy: GoldenFolder,

@@ -74,10 +74,10 @@ def test_a_checkpoint_made_anew(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
 def test_a_checkpoint_ahead(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
     last = tiny.messages[-1].record.store_timestamp
     set_checkpoint(tiny.root, last, last + 1000, 0)
-    one, = rmqctl("verify", tiny.root, "--only", "commitlog,checkpoint", "--tz", INDIA, "-o",
-                  "json").json()["findings"]
-    assert one["detail"] == ("logics_msg_timestamp: 2023-11-15T03:43:32.900+05:30 is after the "
-                             "newest message, stored at 2023-11-15T03:43:31.900+05:30")
+    finding, = rmqctl("verify", tiny.root, "--only", "commitlog,checkpoint", "--tz", INDIA, "-o",
+                      "json").json()["findings"]
+    assert finding["detail"] == ("logics_msg_timestamp: 2023-11-15T03:43:32.900+05:30 is after the "
+                                 "newest message, stored at 2023-11-15T03:43:31.900+05:30")
 
 
 def test_an_index_that_has_another_time(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:
@@ -95,11 +95,12 @@ def test_an_index_that_has_another_time(tiny: tiny_stores.Tiny, rmqctl: Runner) 
 def test_a_time_that_two_stores_have_differently(tiny: tiny_stores.Tiny, tiny_base:
                                                  tiny_stores.Tiny, rmqctl: Runner) -> None:
     retimed(tiny, 2, tiny_stores.EPOCH)
-    one, = rmqctl("diff", tiny_base.root, tiny.root, "--tz", INDIA, "-o", "json").expect(1).json()[
-        "differences"]
-    assert one["detail"] == ("store_timestamp 2023-11-15T03:43:23.400+05:30 / "
-                             "2023-11-15T03:43:20.000+05:30")
-    assert one["store_timestamp"] == tiny_stores.EPOCH + 2 * tiny_stores.STEP
+    difference, = rmqctl("diff", tiny_base.root, tiny.root, "--tz", INDIA, "-o",
+                         "json").expect(1).json()[
+                             "differences"]
+    assert difference["detail"] == ("store_timestamp 2023-11-15T03:43:23.400+05:30 / "
+                                    "2023-11-15T03:43:20.000+05:30")
+    assert difference["store_timestamp"] == tiny_stores.EPOCH + 2 * tiny_stores.STEP
 
 
 def test_what_is_cut_and_taken_back(tiny: tiny_stores.Tiny, rmqctl: Runner) -> None:

@@ -20,7 +20,7 @@ def tracked(rmqctl: Runner, root: Path, *query: str, code: int = 0) -> dict[str,
 
 
 def words(row: dict[str, Any]) -> dict[str, str]:
-    return {each["group"]: each["track"] for each in row["track"]}
+    return {step["group"]: step["track"] for step in row["track"]}
 
 
 def roles(row: dict[str, Any]) -> list[tuple[str, str | None, int]]:
@@ -38,7 +38,7 @@ def test_each_query(retried_base: tiny_stores.Tiny, rmqctl: Runner, query: list[
     assert row["body"] == "first"
     assert words(row) == {"billing": "CONSUMED", "audit": "CONSUMED", "stock": "NOT_SUBSCRIBED"}
     assert roles(row) == CHAIN
-    billing = next(each for each in row["track"] if each["group"] == "billing")
+    billing = next(step for step in row["track"] if step["group"] == "billing")
     assert billing["detail"] == "sent back 2 times, finally to the dead letter at 1344"
 
 
@@ -52,7 +52,7 @@ def test_not_yet_consumed(retried_base: tiny_stores.Tiny, rmqctl: Runner) -> Non
     row = tracked(rmqctl, retried_base.root, "offset", "--phy", "287")
     assert words(row) == {"billing": "CONSUMED", "audit": "NOT_CONSUME_YET",
                           "stock": "NOT_SUBSCRIBED"}
-    details = {each["group"]: each["detail"] for each in row["track"]}
+    details = {step["group"]: step["detail"] for step in row["track"]}
     assert details["billing"] == "sent back 1 time: the copy at 1102 is not consumed yet"
     assert details["audit"] == "no consumer offset in this queue"
     last = tracked(rmqctl, retried_base.root, "offset", "--phy", "1867")
@@ -86,7 +86,7 @@ def test_light_queues(tmp_path: Path, rmqctl: Runner) -> None:
         {"offsetTable": {"orders@plain": {0: 0}, "%LMQ%a@light": {0: 3}, "%LMQ%b@light": {0: 0}}}))
     second = built.messages[1].start
     row = tracked(rmqctl, built.root, "offset", "--phy", str(second))
-    assert [(each["topic"], each["group"], each["track"]) for each in row["track"]] == [
+    assert [(step["topic"], step["group"], step["track"]) for step in row["track"]] == [
         ("orders", "plain", "NOT_CONSUME_YET"), ("orders", "light", "NOT_SUBSCRIBED"),
         ("%LMQ%a", "light", "CONSUMED"), ("%LMQ%b", "light", "NOT_CONSUME_YET")]
 

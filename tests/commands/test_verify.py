@@ -24,15 +24,15 @@ FINDING = {"category", "severity", "structure", "file", "offset", "length", "top
 
 def test_the_json_is_the_contract(golden, rmqctl) -> None:
     root = golden("5.3.3/crash-crc/before")
-    found = rmqctl("verify", root, "-o", "json").expect(1).json()
-    assert {"ok", "findings", "coverage", "checked"} <= set(found)
-    assert set(found["coverage"]) >= COVERAGE
-    assert found["ok"] is False
-    for one in found["findings"]:
-        assert set(one) >= FINDING
-        assert one["category"] in CATEGORIES
-    assert [(one["category"], one["offset"]) for one in found["findings"]
-            if one["severity"] != "info"] == [("body-crc", 171668)]
+    answer = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert {"ok", "findings", "coverage", "checked"} <= set(answer)
+    assert set(answer["coverage"]) >= COVERAGE
+    assert answer["ok"] is False
+    for finding in answer["findings"]:
+        assert set(finding) >= FINDING
+        assert finding["category"] in CATEGORIES
+    assert [(finding["category"], finding["offset"]) for finding in answer["findings"]
+            if finding["severity"] != "info"] == [("body-crc", 171668)]
 
 
 def test_every_format_says_the_same(golden, rmqctl) -> None:
@@ -41,7 +41,8 @@ def test_every_format_says_the_same(golden, rmqctl) -> None:
     lines = rmqctl("verify", root, "-o", "jsonl").expect(1).jsonl()
     assert lines == document["findings"], "one kind of row to a stream"
     rows = list(csv.DictReader(io.StringIO(rmqctl("verify", root, "-o", "csv").expect(1).out)))
-    assert [row["category"] for row in rows] == [one["category"] for one in document["findings"]]
+    assert [row["category"] for row in rows] == [finding["category"]
+                                                 for finding in document["findings"]]
     for name in ("table", "plain", "markdown"):
         page = rmqctl("verify", root, "-o", name).expect(1).out
         assert "log-cut" in page
@@ -61,9 +62,9 @@ def test_findings_are_listed_up_to_a_bound_and_all_counted(golden, rmqctl) -> No
 
 def test_only(golden, rmqctl) -> None:
     root = golden("4.9.3/crash-cqahead/before")
-    found = rmqctl("verify", root, "-o", "json", "--only", "index").expect(1).json()
-    assert {one["structure"] for one in found["findings"]} == {"index"}
-    assert found["checked"] == [{"structure": "index"}]
+    answer = rmqctl("verify", root, "-o", "json", "--only", "index").expect(1).json()
+    assert {finding["structure"] for finding in answer["findings"]} == {"index"}
+    assert answer["checked"] == [{"structure": "index"}]
     assert "nonsense" in rmqctl("verify", root, "--only", "nonsense").expect(2).err
 
 
@@ -114,8 +115,8 @@ def test_since_last_sees_damage_right_behind_the_place(tiny: tiny_stores.Tiny, r
     file, position = tiny.place(tiny.log_end)
     damage.write(tiny.root, file, position, tiny.messages[-1].raw[:60])
     for _ in range(2):  # and goes on to see it: the place does not move behind damage
-        found = rmqctl("verify", tiny.root, *state).expect(1).json()
-        assert [(one["category"], one["offset"]) for one in found["findings"]] == [
+        answer = rmqctl("verify", tiny.root, *state).expect(1).json()
+        assert [(finding["category"], finding["offset"]) for finding in answer["findings"]] == [
             ("torn-tail", tiny.log_end)]
 
 
@@ -174,7 +175,7 @@ def test_a_running_broker_makes_a_moving_picture(kind: str, tiny: tiny_stores.Ti
         run = rmqctl("verify", tiny.root, "-o", "json").expect(0)
         assert str(holder.pid) in run.err
         assert kind in run.err
-        assert [one["category"] for one in run.json()["findings"]] == ["in-progress"]
+        assert [finding["category"] for finding in run.json()["findings"]] == ["in-progress"]
 
 
 def test_not_a_store(tmp_path: Path, rmqctl) -> None:
@@ -191,12 +192,14 @@ def test_when_what_is_damaged_was_stored(golden: GoldenFolder, rmqctl: Runner) -
     for name, behind in (("crash-crc", True), ("crash-trunc-header", False)):
         root = golden(f"5.3.3/{name}/before")
         log = rmqctl("read", root, "--view", "disk", "-o", "jsonl").jsonl()
-        found = rmqctl("verify", root, "-o", "json").expect(1).json()
-        place = found["findings"][0]["offset"]
-        before = [one["store_timestamp"] for one in log if one["physical_offset"] < place]
-        after = [one["store_timestamp"] for one in log if one["physical_offset"] > place]
-        assert found["damaged_from"] == before[-1]
-        assert found["damaged_to"] == (after[0] if behind else None)
+        answer = rmqctl("verify", root, "-o", "json").expect(1).json()
+        place = answer["findings"][0]["offset"]
+        before = [message["store_timestamp"] for message in log
+                  if message["physical_offset"] < place]
+        after = [message["store_timestamp"] for message in log
+                 if message["physical_offset"] > place]
+        assert answer["damaged_from"] == before[-1]
+        assert answer["damaged_to"] == (after[0] if behind else None)
         page = rmqctl("verify", root, "-o", "plain").expect(1).out.splitlines()[1]
         words = "between messages stored at 20" if behind else "after a message stored at 20"
         assert f", {words}" in page
@@ -207,16 +210,16 @@ def test_when_what_is_damaged_was_stored(golden: GoldenFolder, rmqctl: Runner) -
 def test_one_next_command_and_one_line_of_impact(golden: GoldenFolder, rmqctl: Runner) -> None:
     """The command that plans a repair and says which step comes first."""
     root = golden("5.3.3/crash-nocq/before")
-    found = rmqctl("verify", root, "-o", "json").expect(1).json()
-    assert found["next"] == [f"rmqctl doctor {root}"]
-    assert found["impact"] == {
+    answer = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert answer["next"] == [f"rmqctl doctor {root}"]
+    assert answer["impact"] == {
         "messages": 274, "of": 274, "topics": {"TP_bill_Event9": 138, "TP_pay_Topic": 136},
         "from": None, "to": None, "complete": True, "rows": 0, "bytes": 0}
     page = rmqctl("verify", root, "-o", "plain").expect(1).out
     assert page.splitlines()[1] == ("affected: 274 of 274 messages have no consume queue entry, "
                                     "topics TP_bill_Event9, TP_pay_Topic")
     assert [line for line in page.splitlines() if line.startswith("rmqctl ")] == [
-        *found["next"], "rmqctl explain cq-missing"]
+        *answer["next"], "rmqctl explain cq-missing"]
     sound = rmqctl("verify", golden("5.3.3/basic/store"), "-o", "json").expect(0).json()
     assert (sound["next"], sound["impact"]) == ([], None)
 
@@ -238,11 +241,13 @@ def test_what_an_engine_left_beyond_its_cut_is_said_to_be_either(
             if finding["category"] == "log-cut"]
     assert cut["detail"].endswith("; perhaps truncated by a startup")
     before = rmqctl("verify", golden(f"{version}/crash-cqahead/before"), "-o", "json").json()
-    assert not any("perhaps truncated by a startup" in one["detail"] for one in before["findings"])
+    assert not any("perhaps truncated by a startup" in finding["detail"]
+                   for finding in before["findings"])
     # Without the log's own finding, the first of the queues says it; nobody says it twice.
     for only in ((), ("--only", "consumequeue")):
-        found = rmqctl("verify", root, *only, "-o", "json").expect(1).json()["findings"]
-        assert sum("perhaps truncated by a startup" in one["detail"] for one in found) == 1
+        findings = rmqctl("verify", root, *only, "-o", "json").expect(1).json()["findings"]
+        assert sum("perhaps truncated by a startup" in finding["detail"]
+                   for finding in findings) == 1
 
 
 def test_what_is_concerned_counts_rows_whose_messages_are_missing(tmp_path: Path, rmqctl) -> None:

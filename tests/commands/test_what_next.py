@@ -88,13 +88,14 @@ def test_so_it_does_after_a_verdict(command: str, damaged: Path, golden: GoldenF
         typed = ("--commitlog-dir", "commitlog", "--commitlog-dir-b", str(elsewhere))
     else:
         stores, typed = (damaged,), ("--commitlog-dir", str(elsewhere))
-    said = rmqctl(command, *stores, *typed, f"--broker-conf={conf}", "-o", "json").expect(1).json()
-    following = shlex.split(said["next"][0])
+    answer = rmqctl(command, *stores, *typed, f"--broker-conf={conf}", "-o",
+                    "json").expect(1).json()
+    following = shlex.split(answer["next"][0])
     assert following[-3:] == ["--commitlog-dir", str(elsewhere), f"--broker-conf={conf}"]
     rmqctl(*following[1:]).expect(1)
     page = rmqctl(command, *stores, *typed, f"--broker-conf={conf}").out
-    assert said["next"][0] in page
-    for finding in said.get("findings", ())[:3]:
+    assert answer["next"][0] in page
+    for finding in answer.get("findings", ())[:3]:
         if finding["next"]:
             rmqctl(*shlex.split(finding["next"])[1:])
 
@@ -102,8 +103,8 @@ def test_so_it_does_after_a_verdict(command: str, damaged: Path, golden: GoldenF
 @pytest.mark.parametrize("command", ["preflight", "doctor"])
 def test_the_release_stays(command: str, damaged: Path, rmqctl: Runner) -> None:
     """Advice for another release is that of another broker."""
-    said = rmqctl(command, damaged, "--broker-version", "5.1.4", "-o", "json").expect(1).json()
-    commands = [step["command"] for step in said["steps"]]
+    answer = rmqctl(command, damaged, "--broker-version", "5.1.4", "-o", "json").expect(1).json()
+    commands = [step["command"] for step in answer["steps"]]
     judged = [words for words in commands if " verify " not in words]
     assert judged
     assert all(words.endswith("--broker-version 5.1.4") for words in judged)
@@ -111,9 +112,9 @@ def test_the_release_stays(command: str, damaged: Path, rmqctl: Runner) -> None:
 
 
 def test_only_options_that_the_next_command_has(damaged: Path, rmqctl: Runner) -> None:
-    said = rmqctl("verify", damaged, "--index-slots", "16", "--index-max", "64", "-o",
-                  "json").json()
-    looks = [finding["next"] for finding in said["findings"] if finding["next"]]
+    answer = rmqctl("verify", damaged, "--index-slots", "16", "--index-max", "64", "-o",
+                    "json").json()
+    looks = [finding["next"] for finding in answer["findings"] if finding["next"]]
     for command in set(looks):
         assert ("--index-max" in command) == (" dump " not in command)
         assert "--index-slots 16" in command
@@ -143,8 +144,8 @@ def test_what_a_start_costs_is_out_of_all_messages(damaged: Path, rmqctl: Runner
         "from": "2024-06-23T19:13:56.253Z", "to": "2024-06-23T19:14:02.482Z", "complete": True}
     assert predicted["messages"] == 273
     assert predicted["next"] == [f"rmqctl doctor {damaged}"]
-    said = rmqctl("preflight", damaged).out.splitlines()[1]
-    assert said.startswith("affected: 21 of 274 messages (TP_bill_Event9 12, TP_pay_Topic 9), ")
+    line = rmqctl("preflight", damaged).out.splitlines()[1]
+    assert line.startswith("affected: 21 of 274 messages (TP_bill_Event9 12, TP_pay_Topic 9), ")
     quick = rmqctl("preflight", damaged, "--quick", "-o", "json").expect(1).json()
     assert (quick["messages"], quick["impact"]["of"]) == (None, None)
     plan = rmqctl("recover", damaged, "--strategy", "broker", "-o", "json").expect(1).json()

@@ -39,12 +39,12 @@ def test_entries_messages_and_rows(name: str) -> None:
                 (unit.physical_offset, unit.size) for unit in queue.units]
     by_place = {row["physical_offset"]: row for row in rows}
     for queue in expect.queues:
-        found = [(row["queue_offset"], row["physical_offset"]) for row in run(
+        places = [(row["queue_offset"], row["physical_offset"]) for row in run(
             "read", folder / "store", "--topic", queue.topic, "--queue", str(queue.queue_id),
             "-o", "jsonl").expect(0, 1).jsonl()]
-        assert found == [(message.queue_offset, message.physical_offset)
-                         for message in queue.messages]
-        assert all(by_place[place]["crc_ok"] for _, place in found)
+        assert places == [(message.queue_offset, message.physical_offset)
+                          for message in queue.messages]
+        assert all(by_place[place]["crc_ok"] for _, place in places)
     info = run("info", folder / "store", "-o", "json").json()
     assert info["layout"]["commitlog"] == ("mixed" if divided else "dledger")
     assert (info["min_phy_offset"], info["max_phy_offset"]) == (

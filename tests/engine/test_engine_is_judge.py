@@ -13,11 +13,11 @@ from tests.support import golden as golden_sets
 EXT_ADDRESS_BELOW = -(1 << 31)
 
 
-@pytest.fixture(params=[pytest.param(each, id=each.id) for each in (
+@pytest.fixture(params=[pytest.param(golden_store, id=golden_store.id) for golden_store in (
     *golden_sets.judged_stores(), *golden_sets.rocksdb_stores())])
 def store(request: pytest.FixtureRequest) -> golden_sets.GoldenStore:
-    found: golden_sets.GoldenStore = request.param
-    return found
+    param: golden_sets.GoldenStore = request.param
+    return param
 
 
 @pytest.fixture
@@ -37,22 +37,23 @@ def test_log_bounds(root: Path, expect: engine.Expect) -> None:
 
 def test_messages(root: Path, expect: engine.Expect) -> None:
     for queue in expect.queues:
-        expected = [(each.queue_offset, each.physical_offset, each.size, each.body_sha1, each.topic,
-                     each.queue_id) for each in queue.messages]
+        expected = [(message.queue_offset, message.physical_offset, message.size, message.body_sha1,
+                     message.topic,                      message.queue_id)
+                    for message in queue.messages]
         assert subject.messages(root, expect, queue.topic, queue.queue_id) == expected, queue.id
 
 
 def test_min_and_max(root: Path, expect: engine.Expect) -> None:
-    found = {queue.id: subject.min_max(root, expect, queue.topic, queue.queue_id)
-             for queue in expect.queues}
-    assert found == {queue.id: (queue.min, queue.max) for queue in expect.queues}
+    min_maxes_by_id = {queue.id: subject.min_max(root, expect, queue.topic, queue.queue_id)
+                       for queue in expect.queues}
+    assert min_maxes_by_id == {queue.id: (queue.min, queue.max) for queue in expect.queues}
 
 
 def test_consumequeue_entries(root: Path, expect: engine.Expect) -> None:
     for queue in expect.queues:
-        found = subject.cq(root, expect, queue.topic, queue.queue_id)
-        assert len(found) == len(queue.units), queue.id
-        for mine, expected in zip(found, queue.units, strict=True):
+        unit_rows = subject.cq(root, expect, queue.topic, queue.queue_id)
+        assert len(unit_rows) == len(queue.units), queue.id
+        for mine, expected in zip(unit_rows, queue.units, strict=True):
             assert mine[:3] == (expected.queue_offset, expected.physical_offset,
                                 expected.size), queue.id
             if queue.kind == "BatchCQ":
@@ -87,22 +88,22 @@ def test_key_queries_without_false_hits(root: Path, expect: engine.Expect) -> No
     for query in expect.queries:
         expected = [place for place in dict.fromkeys(query.messages)
                     if (query.topic, query.key) in keys[place]]
-        found = subject.query_key(root, expect, query.topic, query.key, query.begin, query.end,
-                                  query.max, raw=False)
-        assert list(dict.fromkeys(found)) == expected, query.id
+        found_ids = subject.query_key(root, expect, query.topic, query.key, query.begin, query.end,
+                                      query.max, raw=False)
+        assert list(dict.fromkeys(found_ids)) == expected, query.id
 
 
 def _keys_by_place(root: Path, expect: engine.Expect) -> dict[int, set[tuple[str, str]]]:
     from tests.support.model import Model
 
     model = Model(root, expect.engine, expect.commitlog_dirs, expect.index_slots)
-    found = {}
+    keys_by_place = {}
     for place, record in model.records.items():
-        known = dict(part.split("\x01", 1) for part in record.properties.split("\x02")
+        parts = dict(part.split("\x01", 1) for part in record.properties.split("\x02")
                      if "\x01" in part)
-        names = [*known.get("KEYS", "").split(" "), known.get("UNIQ_KEY", "")]
-        found[place] = {(record.topic, name) for name in names if name}
-    return found
+        names = [*parts.get("KEYS", "").split(" "), parts.get("UNIQ_KEY", "")]
+        keys_by_place[place] = {(record.topic, name) for name in names if name}
+    return keys_by_place
 
 
 def test_offset_by_time(store: golden_sets.GoldenStore, root: Path,
@@ -124,6 +125,7 @@ def test_offset_by_time(store: golden_sets.GoldenStore, root: Path,
 def test_get_message_status(root: Path, expect: engine.Expect) -> None:
     for queue in expect.queues:
         for expected in queue.pulls:
-            found = subject.get_message(root, expect, queue.topic, queue.queue_id, expected.offset)
-            assert found == (expected.status, expected.next_begin, expected.min, expected.max,
-                             list(expected.physical_offsets)), (queue.id, expected.offset)
+            message = subject.get_message(root, expect, queue.topic, queue.queue_id,
+                                          expected.offset)
+            assert message == (expected.status, expected.next_begin, expected.min, expected.max,
+                               list(expected.physical_offsets)), (queue.id, expected.offset)

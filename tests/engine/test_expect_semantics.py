@@ -15,7 +15,7 @@ from tests.support import golden as golden_sets
 from tests.support.model import Model
 from tests.support.share import sample
 
-JUDGED = [pytest.param(each, id=each.id) for each in sample(
+JUDGED = [pytest.param(golden_store, id=golden_store.id) for golden_store in sample(
     golden_sets.judged_stores(), 30, "the model")]
 EXT_ADDRESS_BELOW = -(1 << 31)
 
@@ -70,7 +70,7 @@ def test_units_and_messages(store: golden_sets.GoldenStore, golden: GoldenFolder
             records = model.compaction(queue.topic, queue.queue_id).records()
         else:
             records = [model.records[place] for place in places]
-        assert [record.row() for record in records] == [row(each) for each in queue.messages]
+        assert [record.row() for record in records] == [row(message) for message in queue.messages]
 
 
 @pytest.mark.parametrize("store", JUDGED)
@@ -121,8 +121,8 @@ def test_key_queries(store: golden_sets.GoldenStore, golden: GoldenFolder) -> No
         assert model.query(*asked) == messages, query.id
 
 
-@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in golden_sets.clean_stores()])
+@pytest.mark.parametrize("store", [pytest.param(golden_store, id=golden_store.id)
+                                   for golden_store in golden_sets.clean_stores()])
 def test_puts_are_the_records(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     """``stored`` of ``input.jsonl`` names every record of the log in order, byte for byte."""
     import hashlib
@@ -131,16 +131,16 @@ def test_puts_are_the_records(store: golden_sets.GoldenStore, golden: GoldenFold
     expected = sorted((record.physical_offset, record.size, record.raw_sha1)
                       for put in engine.puts(golden(store.set.id) / "input.jsonl")
                       for record in put.stored)
-    found = []
+    values = []
     for place, record in model.records.items():
         raw = model.log.at(place, record.size)
         assert raw is not None
-        found.append((place, record.size, hashlib.sha1(raw).hexdigest()))
-    assert found == expected
+        values.append((place, record.size, hashlib.sha1(raw).hexdigest()))
+    assert values == expected
 
 
 def test_refused_store_changed_nothing(golden: GoldenFolder) -> None:
-    for each in golden_sets.golden_stores():
-        if not each.is_loaded and each.state == "after":
-            raw = json.loads((golden(each.set.id) / "expect.json").read_text())
+    for golden_store in golden_sets.golden_stores():
+        if not golden_store.is_loaded and golden_store.state == "after":
+            raw = json.loads((golden(golden_store.set.id) / "expect.json").read_text())
             assert raw["treeSha1Before"] == raw["treeSha1After"]

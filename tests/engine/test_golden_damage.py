@@ -25,8 +25,8 @@ HARMLESS = ("crash-live", "crash-noprealloc")
 
 @pytest.fixture(params=VERSIONS)
 def version(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
+    param: str = request.param
+    return param
 
 
 def damaged_store(kind: str, version: str, golden: GoldenFolder) -> tuple[Path, engine.Expect, int]:
@@ -49,8 +49,8 @@ def entries(root: Path) -> Iterator[tuple[str, int, int, int]]:
 
 
 def log_places(report: subject.Report) -> list[int | None]:
-    return [each.physical_offset for each in report.of("commitlog")
-            if each.severity != "info"]
+    return [finding.physical_offset for finding in report.of("commitlog")
+            if finding.severity != "info"]
 
 
 @pytest.mark.parametrize("kind", AT_MESSAGE)
@@ -76,13 +76,13 @@ def test_entries_ahead_of_the_log(kind: str, version: str, golden: GoldenFolder)
     assert place >= expect.max_after_load
     ahead = [(file, at) for file, at, physical, _ in entries(root) if physical >= place]
     assert ahead
-    found = report.of("consumequeue")
+    findings = report.of("consumequeue")
     for file, at in ahead:
-        assert any(each.touches(file, (at, at + UNIT.size)) for each in found), (file, at)
-    for each in found:  # and no entry that is right
-        assert any(each.touches(file, (at, at + UNIT.size)) for file, at in ahead), str(each)
+        assert any(finding.touches(file, (at, at + UNIT.size)) for finding in findings), (file, at)
+    for finding in findings:  # and no entry that is right
+        assert any(finding.touches(file, (at, at + UNIT.size)) for file, at in ahead), str(finding)
     # The log itself walks clean: all it can say is where it was cut.
-    assert [(each.category, each.physical_offset) for each in report.of("commitlog")] == [
+    assert [(finding.category, finding.physical_offset) for finding in report.of("commitlog")] == [
         ("log-cut", expect.max_after_load)], report.text()
 
 
@@ -100,7 +100,7 @@ def test_entries_zeroed_in_one_queue(version: str, golden: GoldenFolder) -> None
         assert report.problems == (), report.text()
         return
     _lacking(root, report)
-    assert {(each.topic, each.queue_id) for each in report.of("consumequeue")} == {
+    assert {(finding.topic, finding.queue_id) for finding in report.of("consumequeue")} == {
         (queue[1], int(queue[2]))}
 
 
@@ -123,9 +123,9 @@ def _lacking(root: Path, report: subject.Report) -> None:
     behind = _behind(root)
     assert behind
     first: dict[tuple[str | None, int | None], int] = {}
-    for each in report.of("consumequeue"):
-        where = each.topic, each.queue_id
-        lacking = each.queue_offset or 0
+    for finding in report.of("consumequeue"):
+        where = finding.topic, finding.queue_id
+        lacking = finding.queue_offset or 0
         first[where] = min(first.get(where, lacking), lacking)
     assert first == behind, report.text()
 
@@ -135,7 +135,7 @@ def test_a_structure_is_missing(kind: str, version: str, golden: GoldenFolder) -
     root, _, _ = damaged_store(kind, version, golden)
     structure = "consumequeue" if kind.endswith("nocq") else "index"
     report = subject.verify(root)
-    assert {each.structure for each in report.problems} <= {structure}, report.text()
+    assert {problem.structure for problem in report.problems} <= {structure}, report.text()
     if structure == "consumequeue":
         assert report.problems, "messages without a queue entry"
     assert report.coverage["messages"] == len(Model(root, "5.3.3").records)
@@ -147,7 +147,7 @@ def test_a_file_of_the_wrong_length(version: str, golden: GoldenFolder) -> None:
     assert len(short) == 1
     report = subject.verify(root)
     name = f"commitlog/{short[0].name}"
-    assert any(each.file == name for each in report.of("commitlog")), report.text()
+    assert any(finding.file == name for finding in report.of("commitlog")), report.text()
     assert subject.every_byte_is_accounted_for(report)
 
 
@@ -164,11 +164,12 @@ def test_the_checkpoint_is_all_there_is(kind: str, version: str,
                                               golden: GoldenFolder) -> None:
     root, _, _ = damaged_store(kind, version, golden)
     report = subject.verify(root)
-    assert {each.structure for each in report.problems} <= {"checkpoint"}, report.text()
+    assert {problem.structure for problem in report.problems} <= {"checkpoint"}, report.text()
 
 
-@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in golden_sets.golden_stores() if each.set.is_damaged])
+@pytest.mark.parametrize("store", [pytest.param(golden_store, id=golden_store.id)
+                                   for golden_store in golden_sets.golden_stores()
+                                   if golden_store.set.is_damaged])
 def test_every_byte_is_accounted_for(store: golden_sets.GoldenStore,
                                      golden: GoldenFolder) -> None:
     """Whatever was done, the sums are right and every intact record is counted."""

@@ -15,13 +15,13 @@ from tests.support.snapshot import assert_unchanged
 
 
 def test_every_archive_is_listed() -> None:
-    ids = {each.id for each in golden_sets.all_sets()}
+    ids = {golden_set.id for golden_set in golden_sets.all_sets()}
     assert {"4.9.3/basic", "5.3.3/timer", "5.3.3/crash-crc"} <= ids
     assert {store.set for store in golden_sets.golden_stores()} == set(golden_sets.all_sets())
 
 
-@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in golden_sets.golden_stores()])
+@pytest.mark.parametrize("store", [pytest.param(golden_store, id=golden_store.id)
+                                   for golden_store in golden_sets.golden_stores()])
 def test_every_root_is_there(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     root = golden(store.id)
     assert all((root / name).is_dir() for name in store.commitlog_dirs)
@@ -45,14 +45,14 @@ def test_the_timer_wheel_is_in_its_place_and_sparse(golden: GoldenFolder) -> Non
 
 
 def test_a_changed_tree_is_noticed(tmp_path: Path) -> None:
-    each = golden_sets.GoldenSet("5.3.3", "transaction")
-    folder = golden_sets.unpack(each, tmp_path)
-    assert golden_sets.verify(each, tmp_path) == []
+    golden_set = golden_sets.GoldenSet("5.3.3", "transaction")
+    folder = golden_sets.unpack(golden_set, tmp_path)
+    assert golden_sets.verify(golden_set, tmp_path) == []
     damage.flip_bit(folder, "store/commitlog/00000000000000000000", 100, 3)
-    assert golden_sets.verify(each, tmp_path) == [
+    assert golden_sets.verify(golden_set, tmp_path) == [
         "changed: store/commitlog/00000000000000000000 (content)"]
     os.utime(folder / "store" / "lock")
-    assert len(golden_sets.verify(each, tmp_path)) == 2
+    assert len(golden_sets.verify(golden_set, tmp_path)) == 2
 
 
 def test_a_copy_is_the_same_and_may_be_changed(golden: GoldenFolder,

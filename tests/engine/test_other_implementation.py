@@ -42,21 +42,21 @@ def answers(folder: Path) -> dict[str, object]:
 
 def test_it_reads(root: Path, answers: dict[str, object], rmqctl: Runner) -> None:
     with snapshot.assert_unchanged(root):
-        found = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
+        messages = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
         queued = rmqctl("read", root, "--topic", str(answers["topic"]), "--queue", "0",
                         "--from-offset", "0", "-o", "jsonl").expect(0).jsonl()
-    assert [each["body"] for each in found] == answers["message_bodies"]
-    assert found == queued
-    assert all(each["crc_ok"] for each in found)
+    assert [message["body"] for message in messages] == answers["message_bodies"]
+    assert messages == queued
+    assert all(message["crc_ok"] for message in messages)
 
 
 def test_its_queue_and_index_answer(root: Path, answers: dict[str, object], rmqctl: Runner) -> None:
     rows = rmqctl("offsets", root, "-o", "json").expect(0).json()["queues"]
     assert [row["max_offset"] for row in rows if row["topic"] == answers["topic"]] == [
         answers["queue_max_offset"]]
-    found = rmqctl("query", "key", root, "--topic", str(answers["topic"]), "--key",
-                   str(answers["message_key"]), "-o", "json").expect(0).json()
-    assert len(found) == answers["index_result_count"]
+    answer = rmqctl("query", "key", root, "--topic", str(answers["topic"]), "--key",
+                    str(answers["message_key"]), "-o", "json").expect(0).json()
+    assert len(answer) == answers["index_result_count"]
 
 
 def test_it_verifies(root: Path) -> None:

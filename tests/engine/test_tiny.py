@@ -21,13 +21,13 @@ def test_tiny_store_is_sound(name: str, tmp_path: Path) -> None:
     store = tiny_stores.variant(tmp_path / "store", name)
     model = Model(store.root, "5.3.3", store.options.commitlog_dirs, store.options.index_slots)
     expired = store.options.expired_files * store.options.commitlog_file_size
-    kept = [each for each in store.messages if each.start >= expired]
+    kept = [message for message in store.messages if message.start >= expired]
 
-    assert list(model.records) == [each.start for each in kept]
-    for each in kept:
-        found = model.records[each.start]
-        assert (found.body, found.topic, found.queue_offset, found.crc_ok) == (
-            each.spec.body, each.spec.topic, each.record.queue_offset, True)
+    assert list(model.records) == [message.start for message in kept]
+    for message in kept:
+        record = model.records[message.start]
+        assert (record.body, record.topic, record.queue_offset, record.crc_ok) == (
+            message.spec.body, message.spec.topic, message.record.queue_offset, True)
     for (topic, queue_id), units in store.queues().items():
         expected = [(unit.queue_offset, store.messages[unit.message].start) for unit in units
                     if store.messages[unit.message].start >= expired]

@@ -45,7 +45,7 @@ class Crasher:
         out.write_bytes(b"")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        job = {"args": [os.fspath(one) for one in args], "input": str(source), "output": str(out),
+        job = {"args": [os.fspath(arg) for arg in args], "input": str(source), "output": str(out),
                "at": at, "mode": mode, "power": power,
                "root": os.fspath(args[1] if root is None else root)}
         self._process.stdin.write(json.dumps(job) + "\n")

@@ -13,8 +13,8 @@ from rmqctl.store.store import Store
 from tests.support import golden as golden_sets
 from tests.support import replay
 
-SETS = [each for each in golden_sets.all_sets() if not each.is_damaged]
-IDS = [each.id for each in SETS]
+SETS = [golden_set for golden_set in golden_sets.all_sets() if not golden_set.is_damaged]
+IDS = [golden_set.id for golden_set in SETS]
 
 Piece = tuple[bytes, int, list[int]]
 """Whole records, the physical offset of the first, and the position of each."""
@@ -36,7 +36,7 @@ def pieces(store: Path, kind: str, most: int) -> Iterator[Piece]:
 
 def bit_maps(store: Path) -> dict[int, bytes | None]:
     """The filter bit maps of a golden store's extension units, by physical offset."""
-    found: dict[int, bytes | None] = {}
+    maps_by_offset: dict[int, bytes | None] = {}
     for folder in (store / "consumequeue_ext").glob("*/*"):
         units = {}
         for file in folder.iterdir():
@@ -47,8 +47,8 @@ def bit_maps(store: Path) -> dict[int, bytes | None]:
         for file in (store / "consumequeue" / folder.parent.name / folder.name).iterdir():
             for unit in consume_queue.UNIT.decode_all(file.read_bytes()):
                 if unit.tags_code in units:
-                    found[unit.physical_offset] = units[unit.tags_code]
-    return found
+                    maps_by_offset[unit.physical_offset] = units[unit.tags_code]
+    return maps_by_offset
 
 
 class Clock:
@@ -76,6 +76,6 @@ def derived(root: Path) -> dict[str, bytes]:
 
 
 def assert_same(mine: Path, theirs: Path) -> None:
-    found, wanted = derived(mine), derived(theirs)
-    assert sorted(found) == sorted(wanted)
-    assert [name for name in wanted if found[name] != wanted[name]] == []
+    derived_files, wanted = derived(mine), derived(theirs)
+    assert sorted(derived_files) == sorted(wanted)
+    assert [name for name in wanted if derived_files[name] != wanted[name]] == []

@@ -87,7 +87,7 @@ class Ack:
 def acknowledged(printed: bytes | str, first: int) -> list[Ack]:
     """What was printed, without a last line that is not whole; line 1 is message ``first``."""
     text = printed.decode() if isinstance(printed, bytes) else printed
-    rows = [json.loads(one) for one in text.split("\n")[:-1]]
+    rows = [json.loads(part) for part in text.split("\n")[:-1]]
     assert all(row["status"] == "PUT_OK" for row in rows), rows
     return [Ack(first + row["line"] - 1, row) for row in rows]
 
@@ -96,15 +96,15 @@ def assert_in_log(root: Path, acks: Iterable[Ack]) -> None:
     """Every acknowledged message is where it was said to be, before the end of any broker's log."""
     acks = list(acks)
     with Store.open(root) as store:
-        for one in acks:
-            record = store.log.record_at(one.place, one.result["wrote_bytes"])
-            assert record is not None, f"message {one.number} at {one.place} is not in the log"
-            assert (record.topic.decode(), record.queue_id, record.queue_offset) == one.queue
-            assert record.body == body(one.number).encode()
+        for ack in acks:
+            record = store.log.record_at(ack.place, ack.result["wrote_bytes"])
+            assert record is not None, f"message {ack.number} at {ack.place} is not in the log"
+            assert (record.topic.decode(), record.queue_id, record.queue_offset) == ack.queue
+            assert record.body == body(ack.number).encode()
         if acks:
             for generation in (4, 5):
                 end = recover_log(store, version_for(generation)).end
-                assert end >= max(one.end for one in acks)
+                assert end >= max(ack.end for ack in acks)
 
 
 def assert_whole(rmqctl: Runner, root: Path, acks: Sequence[Ack]) -> None:
@@ -113,24 +113,25 @@ def assert_whole(rmqctl: Runner, root: Path, acks: Sequence[Ack]) -> None:
     A message of which a write put all but the end of the properties is one for every broker: the
     CRC covers the body. Nobody got an acknowledgement for it, and it is reported.
     """
-    found = rmqctl("verify", root, "-o", "json")
-    queues = {one.queue for one in acks}
-    wrong = [one for one in found.json()["findings"] if one["category"] != "property-damaged"
-             or (one["topic"], one["queue_id"], one["queue_offset"]) in queues]
-    assert wrong == [], found.describe()
+    result = rmqctl("verify", root, "-o", "json")
+    queues = {ack.queue for ack in acks}
+    wrong = [finding for finding in result.json()["findings"]
+             if finding["category"] != "property-damaged"
+             or (finding["topic"], finding["queue_id"], finding["queue_offset"]) in queues]
+    assert wrong == [], result.describe()
     assert not (root / "abort").exists()
     there = {}
     for topic in TOPICS:
         for row in rmqctl("read", root, "--topic", topic, "-o", "jsonl").expect(0, 1).jsonl():
             there[topic, row["queue_id"], row["queue_offset"]] = row
-    for one in acks:
-        row = there.get(one.queue)
-        assert row is not None, f"message {one.number} cannot be read from queue {one.queue}"
-        assert (row["physical_offset"], row["body"]) == (one.place, body(one.number))
-    for one in acks[::max(1, len(acks) // 2)]:
-        by_key = rmqctl("query", "key", root, "--topic", one.queue[0], "--key",
-                        f"k{one.number}", "-o", "jsonl").expect(0).jsonl()
-        assert one.place in [row["physical_offset"] for row in by_key]
+    for ack in acks:
+        row = there.get(ack.queue)
+        assert row is not None, f"message {ack.number} cannot be read from queue {ack.queue}"
+        assert (row["physical_offset"], row["body"]) == (ack.place, body(ack.number))
+    for ack in acks[::max(1, len(acks) // 2)]:
+        by_key = rmqctl("query", "key", root, "--topic", ack.queue[0], "--key",
+                        f"k{ack.number}", "-o", "jsonl").expect(0).jsonl()
+        assert ack.place in [row["physical_offset"] for row in by_key]
 
 
 def assert_recovers(rmqctl: Runner, root: Path, acks: Sequence[Ack]) -> None:
@@ -139,7 +140,7 @@ def assert_recovers(rmqctl: Runner, root: Path, acks: Sequence[Ack]) -> None:
     done = rmqctl("write", root, "--topic", "T0", "--body", "after", "--key", "after", "-o",
                   "json").expect(0).json()
     assert done["status"] == "PUT_OK"
-    assert done["physical_offset"] >= max((one.end for one in acks), default=0)
+    assert done["physical_offset"] >= max((ack.end for ack in acks), default=0)
     assert_in_log(root, acks)
     assert_whole(rmqctl, root, acks)
 

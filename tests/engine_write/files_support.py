@@ -117,9 +117,10 @@ def put(log: LogFiles, data: bytes) -> int:
 
 def whole(folder: Path, size: int = FILE_SIZE) -> bytes:
     """The bytes of a log folder; every file of it has its name and its length."""
-    found = listing(str(folder))
-    assert not found.troubles
-    assert not found.folders
-    assert [one.size for one in found.files] == [size] * len(found.files)
-    assert [one.base for one in found.files] == [n * size for n in range(len(found.files))]
-    return b"".join(Path(one.path).read_bytes() for one in found.files)
+    file_names = listing(str(folder))
+    assert not file_names.troubles
+    assert not file_names.folders
+    assert [file.size for file in file_names.files] == [size] * len(file_names.files)
+    assert [file.base for file in file_names.files] == [n * size
+                                                        for n in range(len(file_names.files))]
+    return b"".join(Path(file.path).read_bytes() for file in file_names.files)

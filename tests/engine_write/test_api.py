@@ -47,13 +47,13 @@ def message(number: int) -> Outgoing:
 
 def places(root: Path) -> dict[int, int]:
     """Physical offset and number of every message in the log."""
-    found = {}
+    numbers = {}
     with Store.open(root) as store:
         for batch in store.log.walk(0, store.log.end):
             for at in range(len(batch)):
                 record = store.log.record_at(int(batch.offset[at]))
-                found[int(batch.offset[at])] = int(record.body.split()[1])
-    return found
+                numbers[int(batch.offset[at])] = int(record.body.split()[1])
+    return numbers
 
 
 class SlowDisk:
@@ -71,13 +71,13 @@ class SlowDisk:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_many_threads_share_their_fsyncs(root, rmqctl, version):
-    each = 40
+    count = 40
     slow = SlowDisk()
     with mock.patch.object(os, "fdatasync", slow), Engine.open(
             root, settings(version=version, flush="sync")) as engine:
         def puts(thread: int) -> dict[int, int]:
             out = {}
-            for number in range(thread * each, thread * each + each):
+            for number in range(thread * count, thread * count + count):
                 result = engine.put(message(number))
                 assert result.status == "PUT_OK"
                 assert engine.log.synced >= result.physical_offset + result.wrote_bytes
@@ -85,13 +85,13 @@ def test_many_threads_share_their_fsyncs(root, rmqctl, version):
             return out
 
         with ThreadPoolExecutor(THREADS) as pool:
-            found = [*pool.map(puts, range(THREADS))]
+            put_results = [*pool.map(puts, range(THREADS))]
         forced = slow.count
-    merged = {place: number for one in found for place, number in one.items()}
-    assert len(merged) == THREADS * each
+    merged = {place: number for put_result in put_results for place, number in put_result.items()}
+    assert len(merged) == THREADS * count
     assert places(root) == merged
     # One fsync for each message would be 640.
-    assert 0 < forced < THREADS * each / 3
+    assert 0 < forced < THREADS * count / 3
     assert_whole(rmqctl, root, [])
 
 
@@ -109,7 +109,7 @@ def test_threads_in_groups_while_others_flush_and_read(root, rmqctl):
 
         def puts(thread: int) -> int:
             group = [message(thread * 100 + number) for number in range(100)]
-            return sum(one.stored for one in engine.append_many(group))
+            return sum(put_result.stored for put_result in engine.append_many(group))
 
         try:
             with ThreadPoolExecutor(4) as pool:
@@ -176,16 +176,16 @@ def test_closing_while_others_put(root, rmqctl):
                     assert result.status == "PUT_OK"
                     stored.append(number)
 
-        threads = [threading.Thread(target=puts, args=(one,)) for one in range(6)]
-        for one in threads:
-            one.start()
+        threads = [threading.Thread(target=puts, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
         time.sleep(0.01 + round_ * 0.01)
         # Between appending and waiting for the disk a thread may be held up for long.
         with mock.patch.object(GroupCommit, "wait", late):
             time.sleep(0.02)
             engine.close()
-            for one in threads:
-                one.join(20)
+            for thread in threads:
+                thread.join(20)
         assert not engine.failed
         now = places(root)
         assert sorted(number for place, number in now.items() if place not in before) == sorted(
@@ -220,7 +220,7 @@ def test_busy_while_a_put_holds_the_lock(root, rmqctl, version, status):
             go_on.set()
             assert first.result(20).stored
         assert (busy.status, busy.physical_offset) == (status, None)
-        assert [one.status for one in several] == [status] * 2
+        assert [put_result.status for put_result in several] == [status] * 2
         assert "lock" in busy.reason
         assert engine.put(message(5)).stored
     assert list(places(root).values()) == [0, 1, 5]
@@ -230,8 +230,8 @@ def test_busy_while_a_put_holds_the_lock(root, rmqctl, version, status):
 def test_a_slave_takes_nothing(root):
     with snapshot.assert_unchanged(root), Engine.open(root, settings(role="SLAVE")) as engine:
         results = engine.put_many([message(0), message(1)])
-        assert [one.status for one in results] == ["SERVICE_NOT_AVAILABLE"] * 2
-        assert [one.status for one in engine.append_many([message(0)])] == [
+        assert [put_result.status for put_result in results] == ["SERVICE_NOT_AVAILABLE"] * 2
+        assert [put_result.status for put_result in engine.append_many([message(0)])] == [
             "SERVICE_NOT_AVAILABLE"]
         assert "slave" in results[0].reason
 

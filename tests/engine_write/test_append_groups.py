@@ -21,7 +21,7 @@ def lines_of(kinds: str) -> list[bytes]:
     """So many lines, of the kinds in turn: p(lain), b(atch), r(efused), n(o JSON), d(elayed),
     e(mpty topic), 6 (base64), t(ags and keys).
     """
-    made = []
+    values = []
     for number in range(LINES):
         kind = kinds[number * 7 // 5 % len(kinds)]
         item: dict[str, Any] = {"topic": f"t{number % 3}", "queue_id": number % 2,
@@ -40,8 +40,8 @@ def lines_of(kinds: str) -> list[bytes]:
             item |= {"tags": "A", "keys": ["k1", "k2"]}
         elif kind == "e":
             del item["topic"]
-        made.append(b"{no" if kind == "n" else json.dumps(item, ensure_ascii=False).encode())
-    return made
+        values.append(b"{no" if kind == "n" else json.dumps(item, ensure_ascii=False).encode())
+    return values
 
 
 def appended(root: Path, lines: list[bytes], together: int, *, stop: bool, replay: bool,
@@ -75,8 +75,8 @@ def test_groups_of_any_size(kinds: str, stop: bool, replay: bool, tmp_path: Path
     whole = appended(tmp_path / "whole", lines, LINES, stop=stop, replay=replay, batch=0)
     parts = appended(tmp_path / "parts", lines, 10, stop=stop, replay=replay, batch=0)
     assert whole[1:] == parts[1:]
-    assert [each for each in whole[0] if each[1]["physical_offset"] is not None] == [
-        each for each in parts[0] if each[1]["physical_offset"] is not None]
+    assert [item for item in whole[0] if item[1]["physical_offset"] is not None] == [
+        item for item in parts[0] if item[1]["physical_offset"] is not None]
     assert whole[4].count("größe".encode()) > 0
 
 

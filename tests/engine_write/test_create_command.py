@@ -32,8 +32,8 @@ def test_what_was_made(tmp_path: Path, rmqctl: Runner) -> None:
     root = tmp_path / "store"
     done = rmqctl("init", root, *SIZES, "--broker-version", "4.9.3", "--lmq", "-o",
                   "json").expect(0)
-    made = done.json()
-    assert made == {
+    answer = done.json()
+    assert answer == {
         "store": str(root), "version": "4.9.3", "commitlog_file_size": 65536,
         "consumequeue_file_size": 400, "consumequeue_ext_file_size": 48 << 20,
         "batch_consumequeue_file_size": 13_800_000, "index_slots": 100, "index_max": 400,
@@ -42,7 +42,7 @@ def test_what_was_made(tmp_path: Path, rmqctl: Runner) -> None:
         "commitlog_dirs": ["commitlog"], "dry_run": False}
     assert "400 bytes, not 390" in done.err
     remembered = json.loads((root / ".rmqctl" / "store.json").read_text())
-    assert remembered.items() >= {key: made[key] for key in remembered if key in made}.items()
+    assert remembered.items() >= {key: answer[key] for key in remembered if key in answer}.items()
     assert settings_from(str(root)) == new_settings(
         version="4.9.3", commitlog_file_size=65536, consumequeue_file_size=400, index_slots=100,
         index_max=400, lmq=True)
@@ -56,8 +56,8 @@ def test_the_readers_find_nothing_wrong(tmp_path: Path, rmqctl: Runner, version:
     rmqctl("init", root, *folders, "--broker-version", version).expect(0)
     rmqctl("topic", "create", root, "orders").expect(0)
     with snapshot.assert_unchanged(root):
-        found = rmqctl("verify", root, "-o", "json").expect(0).json()
-        assert (found["ok"], found["findings"]) == (True, [])
+        answer = rmqctl("verify", root, "-o", "json").expect(0).json()
+        assert (answer["ok"], answer["findings"]) == (True, [])
         assert rmqctl("info", root, "-o", "json").expect(0).json()["max_phy_offset"] == 0
         assert rmqctl("read", root, "-o", "jsonl").expect(0, 1).jsonl() == []
         assert rmqctl("recover", "table", root, "-o", "json").expect(0).json() == {}
@@ -74,7 +74,7 @@ def test_a_dry_run_makes_nothing(tmp_path: Path, rmqctl: Runner) -> None:
     rmqctl("init", tmp_path, "--dry-run").expect(6)
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
+@pytest.mark.parametrize(("words", "code", "expected_text"), [
     (["--commitlog-file-size", "1000"], 2, "the minimum is 1024"),
     (["--commitlog-file-size", "2GiB"], 2, "too large"),
     (["--commitlog-file-size", "big"], 2, "--commitlog-file-size"),
@@ -83,15 +83,15 @@ def test_a_dry_run_makes_nothing(tmp_path: Path, rmqctl: Runner) -> None:
     (["--delay-levels", "x"], 2, "delay level 1"), (["--commitlog-dir", ".."], 2, "store itself"),
     (["--append-crc", "--broker-version", "4.9.3"], 2, "5.2.0")])
 def test_what_cannot_be(tmp_path: Path, rmqctl: Runner, words: list[str], code: int,
-                        said: str) -> None:
-    assert said in rmqctl("init", tmp_path / "store", *words).expect(code).err
+                        expected_text: str) -> None:
+    assert expected_text in rmqctl("init", tmp_path / "store", *words).expect(code).err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_with_something_in_it(tmp_path: Path, rmqctl: Runner) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert "notes.txt" in rmqctl("init", tmp_path).expect(6).err
-    assert [one.name for one in tmp_path.iterdir()] == ["notes.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     assert "not a folder" in rmqctl("init", tmp_path / "notes.txt").expect(6).err
 
 

@@ -41,7 +41,7 @@ def note(root: Path, text: str | bytes) -> Path:
 
 
 def test_the_keys_are_those_of_the_settings() -> None:
-    names = {one.name for one in dataclasses.fields(Settings)}
+    names = {attribute.name for attribute in dataclasses.fields(Settings)}
     assert set(KEYS) - names == {LOG_FOLDERS}
     sound = {name: test(getattr(Settings(), name)) for name, (test, _) in KEYS.items()
              if name in names}
@@ -70,20 +70,20 @@ def test_what_is_written_is_read(settings: Settings, folders: list[str],
         lambda value: json.dumps({"format": 1, **value}).encode())))
 def test_a_reader_never_fails(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = note(tmp_path_factory.getbasetemp() / "odd", data)
-    found = recall(str(root))
-    for name, value in found.values.items():
+    plan = recall(str(root))
+    for name, value in plan.values.items():
         assert KEYS[name][0](value)
     try:
-        known = json.loads(data)
+        document = json.loads(data)
     except ValueError:
-        assert found.notes
+        assert plan.notes
     else:
-        if not isinstance(known, dict) or known.get("format") != 1:
-            assert found.values == {}
-            assert found.notes
+        if not isinstance(document, dict) or document.get("format") != 1:
+            assert plan.values == {}
+            assert plan.notes
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "expected_text"), [
     ("", "empty"), ("{", "unexpected end"), ("[]", "not a JSON object"), ("{}", "format is None"),
     ('{"format":2,"lmq":true}', "format is 2"), ('{"format":1,"lmq":1}', "lmq is not true or"),
     ('{"format":1,"index_slots":true}', "index_slots is not a count"),
@@ -92,18 +92,18 @@ def test_a_reader_never_fails(data: bytes, tmp_path_factory: pytest.TempPathFact
     ('{"format":1,"commitlog_dirs":["a\\u0000"]}', "commitlog_dirs is not a list"),
     ('{"format":1,"message_delay_level":"soon"}', "not a list of delay levels"),
     ("x" * 65537, "the limit is 65,536")])
-def test_what_is_wrong_is_said(tmp_path: Path, text: str, said: str) -> None:
-    found = recall(str(note(tmp_path, text)))
-    assert found.values == {}
-    assert len(found.notes) == 1
-    assert said in found.notes[0]
-    assert str(tmp_path) in found.notes[0]
+def test_what_is_wrong_is_said(tmp_path: Path, text: str, expected_text: str) -> None:
+    plan = recall(str(note(tmp_path, text)))
+    assert plan.values == {}
+    assert len(plan.notes) == 1
+    assert expected_text in plan.notes[0]
+    assert str(tmp_path) in plan.notes[0]
 
 
 def test_a_wrong_value_does_not_hide_the_others(tmp_path: Path) -> None:
-    found = recall(str(note(tmp_path, '{"format":1,"lmq":0,"index_slots":7,"new":[1]}')))
-    assert found.values == {"index_slots": 7}
-    assert len(found.notes) == 1
+    plan = recall(str(note(tmp_path, '{"format":1,"lmq":0,"index_slots":7,"new":[1]}')))
+    assert plan.values == {"index_slots": 7}
+    assert len(plan.notes) == 1
 
 
 def test_odd_places(tmp_path: Path) -> None:
@@ -143,11 +143,11 @@ def test_a_multi_path_log_is_found_again(golden_copy: GoldenFolder, rmqctl) -> N
     without = rmqctl("read", root, "-o", "jsonl").expect(0, 1).jsonl()
     assert len(without) < 200
     remember(root, ["cl1", "cl2"])
-    found = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
+    messages = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
     named = rmqctl("read", root, "-o", "jsonl", "--commitlog-dir", "cl1", "--commitlog-dir",
                    "cl2").expect(0).jsonl()
-    assert len(found) > 200
-    assert found == named
+    assert len(messages) > 200
+    assert messages == named
     assert rmqctl("verify", root, "-o", "json").expect(0).json()["ok"]
     assert rmqctl("verify", root, "-o", "json", "--jobs", "2").expect(0).json()["findings"] == []
 
@@ -225,29 +225,30 @@ def settled(root: Path, given: dict[str, Any], *, files: bool = True) -> Setting
     ("5.3.3/batchcq", (49152, 480, 100, 400)), ("5.3.3/crash-base", (32768, 440, 100, 200))])
 def test_the_files_say_the_sizes(name: str, sizes: tuple[int, ...], golden: GoldenFolder) -> None:
     part = "store" if (golden(name) / "store").exists() else "before"
-    found = settled(golden(f"{name}/{part}"), {})
-    assert (found.commitlog_file_size, found.consumequeue_file_size, found.index_slots,
-            found.index_max) == sizes
-    assert found.version == name.partition("/")[0]
+    settings = settled(golden(f"{name}/{part}"), {})
+    assert (settings.commitlog_file_size, settings.consumequeue_file_size, settings.index_slots,
+            settings.index_max) == sizes
+    assert settings.version == name.partition("/")[0]
     if name.endswith("batchcq"):
-        assert found.batch_consumequeue_file_size == 736
+        assert settings.batch_consumequeue_file_size == 736
     if name.endswith("cqext"):
-        assert found.consumequeue_ext_file_size == 2048
+        assert settings.consumequeue_ext_file_size == 2048
 
 
 def test_given_wins_over_remembered_over_files_over_defaults(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     note(root, '{"format":1,"version":"4.9.3","consumequeue_file_size":400,"lmq":true}')
-    found = settled(root, {"lmq": None, "commitlog_file_size": 1 << 20, "flush": "sync"})
-    assert found == Settings(version="4.9.3", commitlog_file_size=1 << 20, lmq=True, flush="sync",
-                             consumequeue_file_size=400, index_slots=100, index_max=400)
+    settings = settled(root, {"lmq": None, "commitlog_file_size": 1 << 20, "flush": "sync"})
+    assert settings == Settings(version="4.9.3", commitlog_file_size=1 << 20, lmq=True,
+                                flush="sync",
+                                consumequeue_file_size=400, index_slots=100, index_max=400)
     assert settled(root, {"version": "5.3.3", "lmq": False}).version == "5.3.3"
     assert not settled(root, {"version": "5.3.3", "lmq": False}).lmq
     # Half a shape is none; what is given decides about the other half.
     note(root, '{"format":1,"index_slots":50}')
     assert settled(root, {}).index_slots == 100
-    found = settled(root, {"index_slots": 600})
-    assert (found.index_slots, found.index_max) == (600, 300)
+    settings = settled(root, {"index_slots": 600})
+    assert (settings.index_slots, settings.index_max) == (600, 300)
 
 
 def test_files_are_not_asked_where_they_need_not(golden_copy: GoldenFolder) -> None:

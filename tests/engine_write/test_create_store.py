@@ -33,14 +33,14 @@ def expected(**more: None) -> set[str]:
 
 def test_an_empty_store(tmp_path: Path) -> None:
     root = tmp_path / "a" / "b" / "store"
-    made = create_store(root, SMALL)
-    found = contents(root)
-    assert found.keys() == expected()
-    assert found["checkpoint"] == bytes(4096)
-    assert found["lock"] == b"lock"
-    assert made.commitlog_dirs == ("commitlog",)
-    assert made.notes == []
-    assert json.loads(found[".rmqctl/store.json"]) == {
+    new_store = create_store(root, SMALL)
+    store_contents = contents(root)
+    assert store_contents.keys() == expected()
+    assert store_contents["checkpoint"] == bytes(4096)
+    assert store_contents["lock"] == b"lock"
+    assert new_store.commitlog_dirs == ("commitlog",)
+    assert new_store.notes == []
+    assert json.loads(store_contents[".rmqctl/store.json"]) == {
         "format": 1, "version": "5.3.3", "commitlog_file_size": 65536,
         "consumequeue_file_size": 400, "consumequeue_ext_file_size": 48 << 20,
         "batch_consumequeue_file_size": 13_800_000, "index_slots": 100, "index_max": 400,
@@ -71,8 +71,8 @@ def test_planning_makes_nothing(tmp_path: Path) -> None:
 
 def test_the_folders_of_the_log(tmp_path: Path) -> None:
     root, other = tmp_path / "store", tmp_path / "disk2" / "log"
-    made = create_store(root, SMALL, ["cl1", "deep/cl2", str(other), str(root / "cl4")])
-    assert made.commitlog_dirs == ("cl1", "deep/cl2", str(other), "cl4")
+    new_store = create_store(root, SMALL, ["cl1", "deep/cl2", str(other), str(root / "cl4")])
+    assert new_store.commitlog_dirs == ("cl1", "deep/cl2", str(other), "cl4")
     assert contents(root).keys() == expected() - {"commitlog"} | {"cl1", "deep", "deep/cl2", "cl4"}
     assert other.is_dir()
     with Store.open(root) as store:
@@ -141,7 +141,7 @@ def test_no_folder(tmp_path: Path) -> None:
             create_store(name, SMALL)
 
 
-@pytest.mark.parametrize(("name", "value", "said"), [
+@pytest.mark.parametrize(("name", "value", "expected_text"), [
     ("commitlog_file_size", 1023, "the minimum is 1024"), ("commitlog_file_size", 1 << 31, "large"),
     ("commitlog_file_size", 0, "small"), ("commitlog_file_size", -1, "small"),
     ("consumequeue_file_size", 0, "small"), ("consumequeue_file_size", (1 << 31) - 1, "large"),
@@ -150,8 +150,8 @@ def test_no_folder(tmp_path: Path) -> None:
     ("index_slots", 1 << 30, "a broker allows"), ("version", "5.9.9", "not a RocketMQ release"),
     ("message_delay_level", "1s soon", "delay level 2")])
 def test_nonsense_is_refused_before_anything_is_made(tmp_path: Path, name: str, value: object,
-                                                     said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+                                                     expected_text: str) -> None:
+    with pytest.raises(UsageError, match=expected_text):
         create_store(tmp_path / "store", replace(SMALL, **{name: value}))
     assert list(tmp_path.iterdir()) == []
 
@@ -170,11 +170,11 @@ def test_an_appended_crc_needs_a_version_that_has_it(tmp_path: Path) -> None:
 
 
 def test_sizes_are_rounded_up_to_whole_units(tmp_path: Path) -> None:
-    made = create_store(tmp_path, replace(SMALL, consumequeue_file_size=381,
-                                          batch_consumequeue_file_size=47))
-    assert made.settings.consumequeue_file_size == 400
-    assert made.settings.batch_consumequeue_file_size == 92
-    assert [note.split(" gets ")[0] for note in made.notes] == [
+    new_store = create_store(tmp_path, replace(SMALL, consumequeue_file_size=381,
+                                               batch_consumequeue_file_size=47))
+    assert new_store.settings.consumequeue_file_size == 400
+    assert new_store.settings.batch_consumequeue_file_size == 92
+    assert [note.split(" gets ")[0] for note in new_store.notes] == [
         "a consume queue file", "a batch consume queue file"]
     assert Store.open(tmp_path).remembered["consumequeue_file_size"] == 400
 
@@ -202,8 +202,8 @@ def test_an_interrupted_run_is_completed_by_the_next(tmp_path: Path, error) -> N
             else:
                 try:
                     create_store(root, SMALL, ["cl1", "deep/cl2"])
-                except StoreIOError as said:
-                    assert str(tmp_path) in str(said)
+                except StoreIOError as raised:
+                    assert str(tmp_path) in str(raised)
         assert counter.failed
         done = (root / ".rmqctl" / "store.json").exists() and not (
             root / ".rmqctl" / "init").exists()

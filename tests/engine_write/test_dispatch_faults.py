@@ -32,13 +32,13 @@ def test_any_call_may_fail(kind, error, golden, tmp_path):
     some = list(pieces(folder / "store", kind, 40))
 
     def run(root, fail_at):
-        made = dispatcher(root, settings)
+        new_dispatcher = dispatcher(root, settings)
         with faults.failing(fail_at, error) as counter:
             try:
-                feed(made, some, maps)
-                made.flush()
+                feed(new_dispatcher, some, maps)
+                new_dispatcher.flush()
             finally:
-                made.close()
+                new_dispatcher.close()
         return counter.calls
 
     (tmp_path / "all").mkdir()
@@ -49,10 +49,10 @@ def test_any_call_may_fail(kind, error, golden, tmp_path):
         root.mkdir()
         with pytest.raises(StoreIOError) as failed:
             run(root, fail_at)
-        said = str(failed.value)
-        assert said.startswith("cannot ")
-        assert str(root) in said
-        assert ("ENOSPC" if error is faults.out_of_space else "EIO") in said
+        text = str(failed.value)
+        assert text.startswith("cannot ")
+        assert str(root) in text
+        assert ("ENOSPC" if error is faults.out_of_space else "EIO") in text
         run(root, None)
         assert_same(root, folder / "store")
 
@@ -61,31 +61,31 @@ def test_any_call_may_fail(kind, error, golden, tmp_path):
 @pytest.mark.parametrize("fail_at", range(0, 100, 9))
 def test_the_same_dispatcher_may_be_asked_again(kind, fail_at, golden, tmp_path):
     folder = golden(f"5.3.3/{kind}")
-    made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
     left, failures = fail_at, 0
     for data, base, _ in pieces(folder / "store", kind, 40):
         with faults.failing(left) as counter:
             try:
-                made.dispatch(data, base)
+                new_dispatcher.dispatch(data, base)
             except StoreIOError:
                 failures += 1
         left -= counter.calls
         if counter.failed:
-            made.dispatch(data, base)
+            new_dispatcher.dispatch(data, base)
     assert failures == 1
-    made.close()
+    new_dispatcher.close()
     assert_same(tmp_path, folder / "store")
 
 
 def test_after_an_error_closing_writes_nothing_more(golden, tmp_path):
     folder = golden("5.3.3/basic")
-    made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
     first, second, *_ = pieces(folder / "store", "basic", 40)
-    made.dispatch(*first[:2])
+    new_dispatcher.dispatch(*first[:2])
     with faults.failing(0), pytest.raises(StoreIOError):
-        made.dispatch(*second[:2])
+        new_dispatcher.dispatch(*second[:2])
     before = derived(tmp_path)
-    made.close()
+    new_dispatcher.close()
     assert derived(tmp_path) == before
     (index,) = (tmp_path / "index").iterdir()
     assert not any(index.read_bytes()[:40])
@@ -93,15 +93,15 @@ def test_after_an_error_closing_writes_nothing_more(golden, tmp_path):
 
 def test_a_failed_fsync_is_not_forgotten(golden, tmp_path):
     folder = golden("5.3.3/basic")
-    made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
-    feed(made, list(pieces(folder / "store", "basic", 1000)))
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
+    feed(new_dispatcher, list(pieces(folder / "store", "basic", 1000)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: (_ for _ in ()).throw(faults.broken()))
         with pytest.raises(StoreIOError, match="cannot force to disk .*EIO"):
-            made.flush()
+            new_dispatcher.flush()
     with pytest.raises(StoreIOError, match="force to disk"):
-        made.flush()
-    made.close()
+        new_dispatcher.flush()
+    new_dispatcher.close()
 
 
 def test_a_write_that_fails_half_way_leaves_no_half_unit(tmp_path, monkeypatch):
@@ -149,8 +149,8 @@ def test_short_writes_are_gone_on_with(tmp_path, monkeypatch):
     files = QueueFiles(str(tmp_path / "q"), 40, pool)
     files.append(bytes(range(100)))
     pool.close()
-    found = b"".join(one.read_bytes() for one in sorted((tmp_path / "q").iterdir()))
-    assert found == bytes(range(100)) + bytes(20)
+    data = b"".join(path.read_bytes() for path in sorted((tmp_path / "q").iterdir()))
+    assert data == bytes(range(100)) + bytes(20)
 
 
 def test_no_empty_file_stays_when_it_cannot_be_sized(tmp_path, monkeypatch):
@@ -197,8 +197,8 @@ def test_a_file_where_a_folder_should_be(golden, tmp_path):
     with pytest.raises(StoreIOError, match="consumequeue"):
         dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
     (tmp_path / "consumequeue").unlink()
-    made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
     (tmp_path / "index").write_bytes(b"")
     with pytest.raises(StoreIOError, match="cannot create the folder .*index: already exists"):
-        feed(made, list(pieces(folder / "store", "basic", 1000)))
-    made.close()
+        feed(new_dispatcher, list(pieces(folder / "store", "basic", 1000)))
+    new_dispatcher.close()

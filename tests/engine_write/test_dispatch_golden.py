@@ -20,53 +20,54 @@ from tests.engine_write.dispatching import (
 from tests.support import engine, replay, snapshot
 from tests.support.share import sample
 
-each_set = pytest.mark.parametrize("each", SETS, ids=IDS)
+each_set = pytest.mark.parametrize("golden_set", SETS, ids=IDS)
 
 
-@pytest.mark.parametrize(("each", "most"), [
-    *((each, 1 << 20) for each in SETS),
-    *sample([(each, most) for each in SETS for most in (1, 7)], 14, "dispatched in pieces")],
-    ids=lambda one: getattr(one, "id", str(one)))
-def test_the_engines_bytes_are_written(each, most, golden, tmp_path):
-    folder = golden(each.id)
+@pytest.mark.parametrize(("golden_store", "most"), [
+    *((golden_set, 1 << 20) for golden_set in SETS),
+    *sample([(golden_set, most) for golden_set in SETS for most in (1, 7)], 14,
+            "dispatched in pieces")],
+    ids=lambda param: getattr(param, "id", str(param)))
+def test_the_engines_bytes_are_written(golden_store, most, golden, tmp_path):
+    folder = golden(golden_store.id)
     store = folder / "store"
-    made = dispatcher(tmp_path, replay.settings_of(folder, each.version))
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, golden_store.version))
     maps = bit_maps(store)
-    for data, base, _ in pieces(store, each.kind, most):
-        made.dispatch(bytearray(data), base, maps)
-    made.flush()
-    made.close()
+    for data, base, _ in pieces(store, golden_store.kind, most):
+        new_dispatcher.dispatch(bytearray(data), base, maps)
+    new_dispatcher.flush()
+    new_dispatcher.close()
     assert_same(tmp_path, store)
-    assert (made.gaps, made.refused, made.unplaceable) == (0, 0, 0)
+    assert (new_dispatcher.gaps, new_dispatcher.refused, new_dispatcher.unplaceable) == (0, 0, 0)
 
 
 @each_set
-def test_closing_and_opening_in_between_makes_no_difference(each, golden, tmp_path):
-    folder = golden(each.id)
-    settings = replay.settings_of(folder, each.version)
+def test_closing_and_opening_in_between_makes_no_difference(golden_set, golden, tmp_path):
+    folder = golden(golden_set.id)
+    settings = replay.settings_of(folder, golden_set.version)
     maps = bit_maps(folder / "store")
-    some = list(pieces(folder / "store", each.kind, 5))
+    some = list(pieces(folder / "store", golden_set.kind, 5))
     for part in (some[:len(some) // 3], some[len(some) // 3:-1], some[-1:]):
-        made = dispatcher(tmp_path, settings, part[0][1])
-        feed(made, part, maps)
-        made.close()
+        new_dispatcher = dispatcher(tmp_path, settings, part[0][1])
+        feed(new_dispatcher, part, maps)
+        new_dispatcher.close()
     assert_same(tmp_path, folder / "store")
 
 
 @each_set
-def test_dispatching_everything_again_changes_nothing(each, golden, tmp_path):
-    folder = golden(each.id)
-    settings = replay.settings_of(folder, each.version)
+def test_dispatching_everything_again_changes_nothing(golden_set, golden, tmp_path):
+    folder = golden(golden_set.id)
+    settings = replay.settings_of(folder, golden_set.version)
     maps = bit_maps(folder / "store")
-    some = list(pieces(folder / "store", each.kind, 9))
-    made = dispatcher(tmp_path, settings)
-    feed(made, some, maps)
-    made.flush()
+    some = list(pieces(folder / "store", golden_set.kind, 9))
+    new_dispatcher = dispatcher(tmp_path, settings)
+    feed(new_dispatcher, some, maps)
+    new_dispatcher.flush()
     once = derived(tmp_path)
-    feed(made, some, maps)
-    made.flush()
+    feed(new_dispatcher, some, maps)
+    new_dispatcher.flush()
     assert derived(tmp_path) == once
-    made.close()
+    new_dispatcher.close()
     again = dispatcher(tmp_path, settings, some[-1][1] + len(some[-1][0]))
     feed(again, some, maps)
     again.flush()
@@ -75,53 +76,53 @@ def test_dispatching_everything_again_changes_nothing(each, golden, tmp_path):
 
 
 @each_set
-def test_a_golden_store_is_opened_without_a_change(each, golden, tmp_path):
-    folder = golden(each.id)
+def test_a_golden_store_is_opened_without_a_change(golden_set, golden, tmp_path):
+    folder = golden(golden_set.id)
     store = snapshot.copy_tree(folder / "store", tmp_path / "copy")
-    some = list(pieces(store, each.kind, 50))
+    some = list(pieces(store, golden_set.kind, 50))
     with snapshot.assert_unchanged(store):
-        made = dispatcher(store, replay.settings_of(folder, each.version),
-                          some[-1][1] + len(some[-1][0]))
-        known = engine.load(folder / "expect.json").queues
-        expected = {(queue.topic, queue.queue_id): queue.max for queue in known}
-        assert {key: end for key, end in made.next_offsets().items() if end} == {
+        new_dispatcher = dispatcher(store, replay.settings_of(folder, golden_set.version),
+                                    some[-1][1] + len(some[-1][0]))
+        queues = engine.load(folder / "expect.json").queues
+        expected = {(queue.topic, queue.queue_id): queue.max for queue in queues}
+        assert {key: end for key, end in new_dispatcher.next_offsets().items() if end} == {
             key: end for key, end in expected.items() if end}
-        made.close()
+        new_dispatcher.close()
 
 
 def test_timestamps_and_ends_are_reported(golden, tmp_path):
     folder = golden("5.3.3/basic")
-    made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
-    assert (made.max_physic(), made.next_offsets()) == (-1, {})
-    assert (made.logics_timestamp, made.index_timestamp) == (0, 0)
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
+    assert (new_dispatcher.max_physic(), new_dispatcher.next_offsets()) == (-1, {})
+    assert (new_dispatcher.logics_timestamp, new_dispatcher.index_timestamp) == (0, 0)
     some = list(pieces(folder / "store", "basic", 100))
-    feed(made, some)
+    feed(new_dispatcher, some)
     with Store.open(folder / "store") as store:
         last = store.log.record_at(some[-1][1] + some[-1][2][-1])
-        assert made.max_physic() == last.physical_offset + last.total_size
-        assert made.logics_timestamp == last.store_timestamp
+        assert new_dispatcher.max_physic() == last.physical_offset + last.total_size
+        assert new_dispatcher.logics_timestamp == last.store_timestamp
         full = open_index(store.index_listing.files[-2], 100, 400)
-        assert made.index_timestamp == full.header.end_timestamp > 0
+        assert new_dispatcher.index_timestamp == full.header.end_timestamp > 0
         full.close()
-    made.close()
+    new_dispatcher.close()
     again = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
-    assert again.max_physic() == made.max_physic()
-    assert again.index_timestamp == made.index_timestamp
-    assert again.next_offsets() == made.next_offsets()
+    assert again.max_physic() == new_dispatcher.max_physic()
+    assert again.index_timestamp == new_dispatcher.index_timestamp
+    assert again.next_offsets() == new_dispatcher.next_offsets()
     again.close()
 
 
 def test_what_is_no_record_is_refused_before_anything_is_written(golden, tmp_path):
     folder = golden("5.3.3/basic")
-    made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
     data, base, _ = next(pieces(folder / "store", "basic", 3))
     for some, at in ((data[:-1], base), (data + bytes(8), base), (data, base + 8),
                      (data[:20], base)):
         with pytest.raises(InternalError, match="not complete records"):
-            made.dispatch(some, at)
+            new_dispatcher.dispatch(some, at)
     assert list(tmp_path.iterdir()) == []
-    made.dispatch(b"", base)
-    made.close()
+    new_dispatcher.dispatch(b"", base)
+    new_dispatcher.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -129,26 +130,26 @@ def test_rows_of_a_cut_log_are_wiped_out_and_come_back(golden, tmp_path):
     folder = golden("5.3.3/basic")
     settings = replay.settings_of(folder, "5.3.3", message_index=False)
     some = list(pieces(folder / "store", "basic", 20))
-    made = dispatcher(tmp_path / "whole", settings)
-    feed(made, some)
-    made.close()
+    new_dispatcher = dispatcher(tmp_path / "whole", settings)
+    feed(new_dispatcher, some)
+    new_dispatcher.close()
     half = len(some) // 2
-    made = dispatcher(tmp_path / "half", settings)
-    feed(made, some[:half])
-    made.close()
+    new_dispatcher = dispatcher(tmp_path / "half", settings)
+    feed(new_dispatcher, some[:half])
+    new_dispatcher.close()
     cut = snapshot.copy_tree(tmp_path / "whole", tmp_path / "cut")
-    made = dispatcher(cut, settings, some[half][1])
-    assert made.max_physic() <= some[half][1]
+    new_dispatcher = dispatcher(cut, settings, some[half][1])
+    assert new_dispatcher.max_physic() <= some[half][1]
     with snapshot.assert_unchanged(cut):  # opening alone takes nothing away
-        made.close()
-    made = dispatcher(cut, settings, some[half][1])
-    feed(made, some[half - 1:half])
-    assert {key: end for key, end in made.next_offsets().items() if end} == _ends(
+        new_dispatcher.close()
+    new_dispatcher = dispatcher(cut, settings, some[half][1])
+    feed(new_dispatcher, some[half - 1:half])
+    assert {key: end for key, end in new_dispatcher.next_offsets().items() if end} == _ends(
         tmp_path / "half", settings)
-    found, wanted = derived(cut), derived(tmp_path / "half")
-    assert {name: data for name, data in found.items() if any(data)} == wanted
-    feed(made, some[half:])
-    made.close()
+    derived_files, wanted = derived(cut), derived(tmp_path / "half")
+    assert {name: data for name, data in derived_files.items() if any(data)} == wanted
+    feed(new_dispatcher, some[half:])
+    new_dispatcher.close()
     assert_same(cut, tmp_path / "whole")
 
 
@@ -156,40 +157,40 @@ def test_a_broker_leaves_what_it_cut_off(golden, tmp_path):
     folder = golden("5.3.3/basic")
     settings = replay.settings_of(folder, "5.3.3", message_index=False)
     some = list(pieces(folder / "store", "basic", 20))
-    made = dispatcher(tmp_path, settings)
-    feed(made, some)
-    made.close()
+    new_dispatcher = dispatcher(tmp_path, settings)
+    feed(new_dispatcher, some)
+    new_dispatcher.close()
     before = derived(tmp_path)
-    made = dispatcher(tmp_path, settings, some[len(some) // 2][1], as_broker=True)
-    feed(made, some[len(some) // 2 - 1:len(some) // 2])
-    made.close()
+    new_dispatcher = dispatcher(tmp_path, settings, some[len(some) // 2][1], as_broker=True)
+    feed(new_dispatcher, some[len(some) // 2 - 1:len(some) // 2])
+    new_dispatcher.close()
     assert derived(tmp_path) == before
 
 
 def _ends(root, settings) -> dict[tuple[str, int], int]:
-    made = dispatcher(root, settings)
-    made.close()
-    return made.next_offsets()
+    new_dispatcher = dispatcher(root, settings)
+    new_dispatcher.close()
+    return new_dispatcher.next_offsets()
 
 
 def test_no_index_where_it_is_switched_off(golden, tmp_path):
     folder = golden("4.9.3/basic")
-    made = dispatcher(tmp_path, replay.settings_of(folder, "4.9.3", message_index=False))
-    feed(made, list(pieces(folder / "store", "basic", 100)))
-    made.flush()
-    made.close()
-    assert [one.name for one in tmp_path.iterdir()] == ["consumequeue"]
-    assert made.index_timestamp == 0
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, "4.9.3", message_index=False))
+    feed(new_dispatcher, list(pieces(folder / "store", "basic", 100)))
+    new_dispatcher.flush()
+    new_dispatcher.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["consumequeue"]
+    assert new_dispatcher.index_timestamp == 0
 
 
 def test_arrays_stay_private(golden, tmp_path):
     """The caller may change its buffer as soon as the call is over."""
     folder = golden("5.3.3/basic")
-    made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
+    new_dispatcher = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
     for data, base, _ in pieces(folder / "store", "basic", 30):
         buffer = bytearray(data)
-        made.dispatch(memoryview(buffer), base)
+        new_dispatcher.dispatch(memoryview(buffer), base)
         buffer[:] = bytes(len(buffer))
         del buffer[10:]  # BufferError if anything still held a view
-    made.close()
+    new_dispatcher.close()
     assert_same(tmp_path, folder / "store")

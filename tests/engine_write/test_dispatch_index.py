@@ -80,10 +80,10 @@ class Reference:
 
 
 def give(writer: IndexWriter, some: list[Message]) -> None:
-    kept = [(row, key) for row, one in enumerate(some) if not one[3] for key in one[2]]
+    kept = [(row, key) for row, message in enumerate(some) if not message[3] for key in message[2]]
     columns = np.array(kept, np.int64).reshape(-1, 2)
-    writer.put(np.array([one[0] for one in some], np.int64), columns[:, 0], columns[:, 1],
-               np.array([one[1] for one in some], np.int64))
+    writer.put(np.array([message[0] for message in some], np.int64), columns[:, 0], columns[:, 1],
+               np.array([message[1] for message in some], np.int64))
 
 
 POOLS: list[FilePool] = []
@@ -105,7 +105,7 @@ def nothing_stays_open() -> Iterator[None]:
 
 
 def contents(folder: Path | str) -> list[bytes]:
-    return [one.read_bytes() for one in sorted(Path(folder, "index").glob("*"))]
+    return [path.read_bytes() for path in sorted(Path(folder, "index").glob("*"))]
 
 
 KEYS = st.lists(st.integers(0, 12), max_size=4).map(tuple)
@@ -129,22 +129,22 @@ def test_keys_as_the_put_rules_have_them(steps, chunk, reopen, start, shape, fiv
     some = messages(steps, start)
     wanted = Reference(shape)
     with tempfile.TemporaryDirectory() as folder:
-        made = writer(folder, shape, counts_empty=five)
+        index_writer = writer(folder, shape, counts_empty=five)
         for at in range(0, len(some), chunk):
-            for one in some[at:at + chunk]:
-                wanted.message(one)
-            give(made, some[at:at + chunk])
+            for message in some[at:at + chunk]:
+                wanted.message(message)
+            give(index_writer, some[at:at + chunk])
             if reopen:
-                made.close()
-                made = writer(folder, shape, counts_empty=five)
-        give(made, some[-1:] if some and not some[-1][3] else [])
+                index_writer.close()
+                index_writer = writer(folder, shape, counts_empty=five)
+        give(index_writer, some[-1:] if some and not some[-1][3] else [])
         if not reopen:
-            made.close()
+            index_writer.close()
             assert contents(folder) == wanted.contents(counts_empty=five)
         else:
-            made.close()
-            assert [one[HEADER.size:] for one in contents(folder)] == [
-                one[HEADER.size:] for one in wanted.contents(counts_empty=True)]
+            index_writer.close()
+            assert [content[HEADER.size:] for content in contents(folder)] == [
+                content[HEADER.size:] for content in wanted.contents(counts_empty=True)]
 
 
 @settings(max_examples=examples(100))
@@ -154,14 +154,14 @@ def test_a_broker_indexes_the_last_message_again(steps, chunk):
     wanted = Reference(SHAPE)
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(2):
-            made = writer(folder, as_broker=True)
-            for one in some:
-                wanted.message(one)
+            index_writer = writer(folder, as_broker=True)
+            for message in some:
+                wanted.message(message)
             for at in range(0, len(some), chunk):
-                give(made, some[at:at + chunk])
-            made.close()
-        assert [one[HEADER.size:] for one in contents(folder)] == [
-            one[HEADER.size:] for one in wanted.contents(counts_empty=True)]
+                give(index_writer, some[at:at + chunk])
+            index_writer.close()
+        assert [content[HEADER.size:] for content in contents(folder)] == [
+            content[HEADER.size:] for content in wanted.contents(counts_empty=True)]
 
 
 def test_a_message_that_was_indexed_in_part_gets_the_rest(tmp_path):
@@ -173,8 +173,8 @@ def test_a_message_that_was_indexed_in_part_gets_the_rest(tmp_path):
     part = writer(tmp_path / "part")
     give(part, some)
     give(part, some)
-    for one in (whole, part):
-        one.close()
+    for folder in (whole, part):
+        folder.close()
     assert contents(tmp_path / "whole") == contents(tmp_path / "part")
 
 
@@ -182,56 +182,57 @@ def test_files_never_share_a_name_and_sort_by_age(tmp_path, monkeypatch):
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     time.tzset()
     try:
-        made = writer(tmp_path, clock=1_700_000_000_999)
-        give(made, [(0, 1, tuple(range(30)), False)])
-        made.close()
-        made = writer(tmp_path, clock=1_600_000_000_000)  # the clock was set back
-        give(made, [(10, 1, tuple(range(8)), False)])
-        made.close()
+        index_writer = writer(tmp_path, clock=1_700_000_000_999)
+        give(index_writer, [(0, 1, tuple(range(30)), False)])
+        index_writer.close()
+        index_writer = writer(tmp_path, clock=1_600_000_000_000)  # the clock was set back
+        give(index_writer, [(10, 1, tuple(range(8)), False)])
+        index_writer.close()
     finally:
         monkeypatch.undo()
         time.tzset()
-    names = sorted(one.name for one in (tmp_path / "index").iterdir())
+    names = sorted(path.name for path in (tmp_path / "index").iterdir())
     assert names[:3] == ["20231115071320999", "20231115071321000", "20231115071321001"]
     assert len(names) == 6
-    assert [HEADER.decode(one).begin_phy_offset for one in contents(tmp_path)] == [0] * 5 + [10]
+    assert [HEADER.decode(content).begin_phy_offset
+            for content in contents(tmp_path)] == [0] * 5 + [10]
 
 
 def test_a_name_that_is_no_moment_is_counted_on(tmp_path):
-    made = writer(tmp_path)
-    give(made, [(0, 1, (1,), False)])
-    made.close()
+    index_writer = writer(tmp_path)
+    give(index_writer, [(0, 1, (1,), False)])
+    index_writer.close()
     (file,) = (tmp_path / "index").iterdir()
     file.rename(tmp_path / "index" / "20239999999999999")
-    made = writer(tmp_path)
-    give(made, [(10, 1, tuple(range(7)), False)])
-    made.close()
-    assert sorted(one.name for one in (tmp_path / "index").iterdir()) == [
+    index_writer = writer(tmp_path)
+    give(index_writer, [(10, 1, tuple(range(7)), False)])
+    index_writer.close()
+    assert sorted(path.name for path in (tmp_path / "index").iterdir()) == [
         "20239999999999999", "20240000000000000"]
 
 
 def test_the_end_of_the_newest_full_file_is_reported(tmp_path):
-    made = writer(tmp_path)
-    give(made, [(0, 5000, tuple(range(7)), False)])
-    assert made.index_timestamp == 0  # it is full, but a broker flushes it when it rolls
-    give(made, [(10, 6000, (), False)])
-    assert made.index_timestamp == 5000
-    made.close()
+    index_writer = writer(tmp_path)
+    give(index_writer, [(0, 5000, tuple(range(7)), False)])
+    assert index_writer.index_timestamp == 0  # it is full, but a broker flushes it when it rolls
+    give(index_writer, [(10, 6000, (), False)])
+    assert index_writer.index_timestamp == 5000
+    index_writer.close()
     assert len(contents(tmp_path)) == 2
     assert writer(tmp_path).index_timestamp == 5000
 
 
 def test_a_full_file_is_on_disk_before_it_is_reported(tmp_path, monkeypatch):
-    made = writer(tmp_path)
-    give(made, [(0, 5000, tuple(range(7)), False)])
+    index_writer = writer(tmp_path)
+    give(index_writer, [(0, 5000, tuple(range(7)), False)])
     synced = []
     real = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (
         synced.append(os.fstat(fd).st_ino), real(fd)))
     (file,) = (tmp_path / "index").iterdir()
-    give(made, [(10, 6000, (), False)])
+    give(index_writer, [(10, 6000, (), False)])
     assert synced == [file.stat().st_ino, file.parent.stat().st_ino]
-    made.close()
+    index_writer.close()
 
 
 # -- what a process that died leaves --------------------------------------------------------------
@@ -248,35 +249,35 @@ def test_entries_behind_the_header_do_not_count_and_are_made_again(tmp_path):
     whole = writer(tmp_path / "whole", BIG)
     give(whole, many(0, 900))
     whole.close()
-    made = writer(tmp_path / "died", BIG)
-    give(made, many(0, 300))
-    made.sync_to_file()
-    give(made, many(300, 400))
-    assert made._file is not None
-    header = made._file.header
+    result = writer(tmp_path / "died", BIG)
+    give(result, many(0, 300))
+    result.sync_to_file()
+    give(result, many(300, 400))
+    assert result._file is not None
+    header = result._file.header
     (path,) = (tmp_path / "died" / "index").iterdir()
     before = path.read_bytes()[:HEADER.size]
-    made.sync_to_file()  # slots reach the disk, and then the process dies before the header does
+    result.sync_to_file()  # slots reach the disk, and then the process dies before the header does
     data = before + path.read_bytes()[HEADER.size:]
     path.write_bytes(data)
-    made = writer(tmp_path / "died", BIG)
-    assert made._file is not None
-    assert made._file.header.index_count == 601 < header.index_count
+    result = writer(tmp_path / "died", BIG)
+    assert result._file is not None
+    assert result._file.header.index_count == 601 < header.index_count
     healed = writer(tmp_path / "healed", BIG)
     give(healed, many(0, 300))
     healed.close()
-    made.sync_to_file()
+    result.sync_to_file()
     slots = slice(HEADER.size, BIG.entry_position(0))
     assert path.read_bytes()[slots] == contents(tmp_path / "healed")[0][slots]
-    give(made, many(250, 650))
-    made.close()
+    give(result, many(250, 650))
+    result.close()
     assert contents(tmp_path / "died") == contents(tmp_path / "whole")
 
 
 def test_slots_behind_the_count_are_empty_for_a_broker(tmp_path):
-    made = writer(tmp_path)
-    give(made, [(0, 1, (1, 6), False)])
-    made.close()
+    index_writer = writer(tmp_path)
+    give(index_writer, [(0, 1, (1, 6), False)])
+    index_writer.close()
     (path,) = (tmp_path / "index").iterdir()
     data = bytearray(path.read_bytes())
     for slot, value in ((1, 7), (2, 3), (3, -5)):
@@ -286,67 +287,68 @@ def test_slots_behind_the_count_are_empty_for_a_broker(tmp_path):
     wanted = Reference(SHAPE, [data], [list(HEADER.decode(bytes(data)))])
     some = (10, 5, (1, 2, 3, 6, 8), False)
     wanted.message(some)
-    made = writer(tmp_path, as_broker=True)
-    give(made, [some])
-    made.close()
+    index_writer = writer(tmp_path, as_broker=True)
+    give(index_writer, [some])
+    index_writer.close()
     assert contents(tmp_path) == wanted.contents(counts_empty=True)
 
 
 def test_keys_are_found_by_following_the_chains(tmp_path):
-    made = writer(tmp_path, BIG)
+    index_writer = writer(tmp_path, BIG)
     for at in range(0, 3000, 70):
-        give(made, many(at, 70))
-    made.sync_to_file()
+        give(index_writer, many(at, 70))
+    index_writer.sync_to_file()
     (file,) = listing(str(tmp_path / "index"), 17).files
     index = open_index(file, *BIG)
-    found: list[int] = []
-    select(index, 7, 10_000, 0, 1 << 62, found)
-    assert sorted(found) == [one[0] for one in many(0, 3010) for key in one[2] if key == 7]
+    numbers: list[int] = []
+    select(index, 7, 10_000, 0, 1 << 62, numbers)
+    assert sorted(numbers) == [message[0] for message in many(0, 3010) for key in message[2]
+                               if key == 7]
     index.close()
-    made.close()
+    index_writer.close()
 
 
 def test_only_slots_that_changed_are_written(tmp_path, monkeypatch):
     shape = IndexShape(100_000, 1000)
-    made = writer(tmp_path, shape)
-    give(made, [(0, 1, (3, 40_000, 99_999), False)])
+    index_writer = writer(tmp_path, shape)
+    give(index_writer, [(0, 1, (3, 40_000, 99_999), False)])
     wrote = []
     real = FilePool.write
     monkeypatch.setattr(FilePool, "write", lambda self, path, data, at, **more: (
         wrote.append((at, len(data))), real(self, path, data, at, **more)))
-    made.sync_to_file()
+    index_writer.sync_to_file()
     pages = [(at + size - 1) // 4096 - at // 4096 for at, size in wrote]
     entries, *rest = wrote  # new entries first, the header last
     assert entries == (shape.entry_position(1), 3 * ENTRY.size)
     assert pages[1:] == [0] * 4
     assert [at // 4096 for at, _ in rest] == [0, 39, 97, 0]
-    made.sync_to_file()
+    index_writer.sync_to_file()
     assert len(wrote) == 5
-    give(made, [(1, 1, tuple(range(0, 100_000, 500)), False)])
-    made.sync_to_file()
+    give(index_writer, [(1, 1, tuple(range(0, 100_000, 500)), False)])
+    index_writer.sync_to_file()
     assert [size for _, size in wrote[5:]] == [200 * ENTRY.size, 400_000, HEADER.size]
-    made.close()
+    index_writer.close()
     data = contents(tmp_path)[0]
     assert data[HEADER.size:][4 * 500:4 * 500 + 4] == (5).to_bytes(4, "big")
 
 
 def test_slots_are_written_at_the_latest_when_many_entries_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(index_file, "MAX_PENDING", 50)
-    made = writer(tmp_path, BIG)
-    give(made, many(0, 24))
+    index_writer = writer(tmp_path, BIG)
+    give(index_writer, many(0, 24))
     (path,) = (tmp_path / "index").iterdir()
     assert path.read_bytes()[:HEADER.size] == bytes(HEADER.size)
-    give(made, many(24, 1))
+    give(index_writer, many(24, 1))
     assert HEADER.decode(path.read_bytes()).index_count == 51
-    made.close()
+    index_writer.close()
 
 
 def test_an_empty_file_of_a_process_that_died_is_taken(tmp_path):
     (tmp_path / "index").mkdir()
     (tmp_path / "index" / "20231115071320999").touch()
-    made = writer(tmp_path)
-    give(made, [(0, 1, (1,), False)])
-    made.close()
+    index_writer = writer(tmp_path)
+    give(index_writer, [(0, 1, (1,), False)])
+    index_writer.close()
     (data,) = contents(tmp_path)
     assert HEADER.decode(data).index_count == 2
     assert len(data) == SHAPE.file_size
@@ -355,17 +357,17 @@ def test_an_empty_file_of_a_process_that_died_is_taken(tmp_path):
 def test_a_rolled_file_without_a_header_goes_on_from_the_one_before(tmp_path):
     some = [(0, 5000, tuple(range(7)), False), (10, 6000, (), False)]
     for size in (SHAPE.file_size, 0):
-        made = writer(tmp_path / str(size))
-        give(made, some)
-        made.close()
+        index_writer = writer(tmp_path / str(size))
+        give(index_writer, some)
+        index_writer.close()
         wanted = contents(tmp_path / str(size))
         (tmp_path / str(size) / "index" / sorted(
-            one.name for one in (tmp_path / str(size) / "index").iterdir())[1]).write_bytes(
+            path.name for path in (tmp_path / str(size) / "index").iterdir())[1]).write_bytes(
                 bytes(size))
-        made = writer(tmp_path / str(size))
-        give(made, some)
-        give(made, [(20, 7500, (9,), False)])
-        made.close()
+        index_writer = writer(tmp_path / str(size))
+        give(index_writer, some)
+        give(index_writer, [(20, 7500, (9,), False)])
+        index_writer.close()
         first, second = contents(tmp_path / str(size))
         assert first == wanted[0]
         assert HEADER.decode(second).index_count == 2
@@ -373,9 +375,9 @@ def test_a_rolled_file_without_a_header_goes_on_from_the_one_before(tmp_path):
 
 
 def test_other_shapes_are_refused(tmp_path):
-    made = writer(tmp_path)
-    give(made, [(0, 1, (1,), False)])
-    made.close()
+    index_writer = writer(tmp_path)
+    give(index_writer, [(0, 1, (1,), False)])
+    index_writer.close()
     with pytest.raises(RefusedError, match="different sizes"):
         writer(tmp_path, IndexShape(6, 8))
     for shape in (IndexShape(0, 8), IndexShape(5, 1), IndexShape(5, 0)):

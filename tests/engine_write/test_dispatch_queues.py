@@ -78,7 +78,7 @@ STEP = st.tuples(st.integers(0, 2), st.one_of(st.integers(-2, 3), st.just(1), st
        st.integers(1, 20))
 def test_rows_as_the_put_algorithm_has_them(steps, first, chunk):
     wanted = [Reference() for _ in range(3)]
-    offsets = [one - 1 for one in first]
+    offsets = [item - 1 for item in first]
     phy, rows = 0, []
     for queue, move, further in steps:
         offsets[queue] = max(0, offsets[queue] + move)
@@ -91,25 +91,27 @@ def test_rows_as_the_put_algorithm_has_them(steps, first, chunk):
         for queue in range(3):
             queues.number((f"t{queue}", queue))
         for at in range(0, len(rows), chunk):
-            columns = [np.array(one, np.int64) for one in zip(*rows[at:at + chunk], strict=True)]
+            columns = [np.array(data, np.int64) for data in zip(*rows[at:at + chunk], strict=True)]
             queues.put(EntryColumns(*columns))
         pool.flush()
         assert pool.dirty == []
         pool.close()
-        found = derived(Path(folder))
-    assert found == {f"consumequeue/t{number}/{number}/{build_offset(base)}": bytes(data)
-                     for number, one in enumerate(wanted) for base, data in one.files.items()}
-    for number, one in enumerate(wanted):
+        derived_files = derived(Path(folder))
+    assert derived_files == {f"consumequeue/t{number}/{number}/{build_offset(base)}": bytes(data)
+                             for number, reference in enumerate(wanted)
+                             for base, data in reference.files.items()}
+    for number, reference in enumerate(wanted):
         state = queues.queues[number]
-        assert state.max_physic == one.max_physic
-        assert state.end == (0 if one.last is None else (one.last + one.wrote) // UNIT_SIZE)
-    assert queues.gaps == sum(one.gaps for one in wanted)
+        assert state.max_physic == reference.max_physic
+        assert state.end == (0 if reference.last is None
+                             else (reference.last + reference.wrote) // UNIT_SIZE)
+    assert queues.gaps == sum(reference.gaps for reference in wanted)
 
 
 def rows(queue: int, first: int, count: int, phy: int = 0) -> EntryColumns:
-    each = np.arange(count, dtype=np.int64)
-    return EntryColumns(np.full(count, queue), first + each, phy + 100 * each, np.full(count, 100),
-                        np.full(count, 5))
+    array = np.arange(count, dtype=np.int64)
+    return EntryColumns(np.full(count, queue), first + array, phy + 100 * array,
+                        np.full(count, 100),                         np.full(count, 5))
 
 
 def put(root: Path, some: EntryColumns, log_end: int | None = None) -> ConsumeQueues:
@@ -141,9 +143,10 @@ def test_a_last_file_without_a_size_is_taken_for_a_new_one(tmp_path):
     put(tmp_path, rows(0, 0, 4))
     (tmp_path / "consumequeue/t/0" / build_offset(FILE)).touch()
     put(tmp_path, rows(0, 4, 1, 400))
-    found = derived(tmp_path)
-    assert [len(one) for one in found.values()] == [FILE, FILE]
-    assert format_.decode(found[f"consumequeue/t/0/{build_offset(FILE)}"]).physical_offset == 400
+    derived_files = derived(tmp_path)
+    assert [len(derived_file) for derived_file in derived_files.values()] == [FILE, FILE]
+    assert format_.decode(
+        derived_files[f"consumequeue/t/0/{build_offset(FILE)}"]).physical_offset == 400
 
 
 @pytest.mark.parametrize("offset", [-1, -(1 << 62), 1 << 62, (1 << 63) - 1])
@@ -177,9 +180,9 @@ def test_rows_that_were_written_before_an_error_are_not_lost_or_doubled(first, t
     assert queues.queues[0].max_physic == 100 * (8 - first)
     queues.put(some)
     pool.close()
-    units = [one for data in derived(tmp_path).values()
-             for one in format_.UNIT.decode_all(data) if one.is_valid and not one.is_filler]
-    assert [one.physical_offset for one in units] == list(range(0, 1100, 100))
+    units = [unit for data in derived(tmp_path).values()
+             for unit in format_.UNIT.decode_all(data) if unit.is_valid and not unit.is_filler]
+    assert [unit.physical_offset for unit in units] == list(range(0, 1100, 100))
     assert queues.gaps == 0
 
 
@@ -204,13 +207,14 @@ def test_all_rows_behind_the_log_start_the_queue_anew(tmp_path):
 
 def test_extension_units_that_cannot_be(tmp_path):
     pool = FilePool(AsideFolder(str(tmp_path)))
-    made = ConsumeQueueExt(str(tmp_path), ("t", 0), 100, pool)
-    assert made.put(1, 2, bytes(77)) is None  # the end mark must have room
-    assert made.put(1, 2, bytes(76)) == ext_format.address(0)
-    assert made.put(1, 2, None) == ext_format.address(100)
+    consume_queue_ext = ConsumeQueueExt(str(tmp_path), ("t", 0), 100, pool)
+    assert consume_queue_ext.put(1, 2, bytes(77)) is None  # the end mark must have room
+    assert consume_queue_ext.put(1, 2, bytes(76)) == ext_format.address(0)
+    assert consume_queue_ext.put(1, 2, None) == ext_format.address(100)
     data = b"".join(derived(tmp_path).values())
     assert data[96:98] == ext_format.END_MARK
-    assert made.put(1, 2, bytes(57)) == ext_format.address(200)  # the mark needs its room
+    assert consume_queue_ext.put(1, 2,
+                                 bytes(57)) == ext_format.address(200)  # the mark needs its room
     big = ConsumeQueueExt(str(tmp_path), ("u", 0), 1 << 20, pool)
     assert big.put(1, 2, bytes(ext_format.MAX_SIZE - ext_format.HEAD_SIZE + 1)) is None
     assert big.put(1, 2, bytes(ext_format.MAX_SIZE - ext_format.HEAD_SIZE)) is not None
@@ -219,8 +223,8 @@ def test_extension_units_that_cannot_be(tmp_path):
 
 def test_extension_units_of_rows_that_are_not_there_are_written_over(tmp_path):
     pool = FilePool(AsideFolder(str(tmp_path)))
-    made = ConsumeQueueExt(str(tmp_path), ("t", 0), 100, pool)
-    first = [made.put(code, 2, bytes(10)) for code in range(6)]
+    consume_queue_ext = ConsumeQueueExt(str(tmp_path), ("t", 0), 100, pool)
+    first = [consume_queue_ext.put(code, 2, bytes(10)) for code in range(6)]
     again = ConsumeQueueExt(str(tmp_path), ("t", 0), 100, pool, first[2])
     assert again.put(9, 2, bytes(10)) == first[3]
     assert len(list((tmp_path / "consumequeue_ext/t/0").iterdir())) == 2
@@ -236,7 +240,7 @@ def test_extension_units_of_rows_that_are_not_there_are_written_over(tmp_path):
 
 def batch_rows(*some: tuple[int, int, int]) -> BatchColumns:
     """(place, first queue offset, how many)."""
-    place, base, count = (np.array(one, np.int64) for one in zip(*some, strict=True))
+    place, base, count = (np.array(data, np.int64) for data in zip(*some, strict=True))
     same = np.zeros(len(place), np.int64)
     return BatchColumns(same, place, same + 10, same, same + 7, base, count)
 
@@ -253,8 +257,8 @@ def test_batch_rows(tmp_path):
     assert (queues.queues[0].max_physic, queues.queues[0].next_offset) == (50, 11)
     data = b"".join(derived(tmp_path).values())
     units = list(batch_format.UNIT.decode_all(data))
-    assert [(one.physical_offset, one.msg_base_offset, one.batch_size, one.compacted_offset)
-            for one in units] == [(0, 0, 3, -1), (10, 3, 1, -1), (40, 9, 0, -1), (50, 9, 2, -1)]
+    assert [(unit.physical_offset, unit.msg_base_offset, unit.batch_size, unit.compacted_offset)
+            for unit in units] == [(0, 0, 3, -1), (10, 3, 1, -1), (40, 9, 0, -1), (50, 9, 2, -1)]
 
 
 def test_batch_rows_of_a_cut_log(tmp_path):
@@ -269,8 +273,8 @@ def test_batch_rows_of_a_cut_log(tmp_path):
         queues.put(batch_rows((0, 0, 1)))  # is there, unless nothing is left
         data = b"".join(derived(tmp_path).values())
         units = list(batch_format.UNIT.decode_all(data))
-        assert sum(one.is_valid for one in units) == max(left, 1)
-        assert units[:max(left, 1)] == [one for one in units if one.is_valid]
+        assert sum(unit.is_valid for unit in units) == max(left, 1)
+        assert units[:max(left, 1)] == [unit for unit in units if unit.is_valid]
     pool.close()
 
 

@@ -54,7 +54,7 @@ def nothing_left_open() -> Iterator[None]:
 
 def said_clearly(root: Path, err: str) -> None:
     """One line that names what is broken."""
-    errors = [one for one in err.splitlines() if one.startswith("rmqctl: error:")]
+    errors = [line for line in err.splitlines() if line.startswith("rmqctl: error:")]
     assert len(errors) == 1, err
     assert str(root) in errors[0]
     assert "defect" not in errors[0]
@@ -78,7 +78,7 @@ class Case:
         """One run with a fault at call ``at``, and all that must hold then; whether it came."""
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(self.first, self.root)
-        words = [{"STORE": self.root, "SOURCE": self.source}.get(one, one) for one in self.words]
+        words = [{"STORE": self.root, "SOURCE": self.source}.get(word, word) for word in self.words]
         # A module that is not there yet would be compiled and written in the midst of it.
         with mock.patch.object(sys, "dont_write_bytecode", True), nothing_left_open(), failing(
                 at, error, for_ever=for_ever) as fault:
@@ -99,16 +99,16 @@ class Case:
     def still_whole(self, acks: list[Ack]) -> None:
         assert_in_log(self.root, acks)
         if self.words[0] == "append":
-            found = numbers_in_log(self.root)[len(self.old):]
-            assert found == list(range(1000, 1000 + len(found)))
-            assert len(found) >= len(acks) - len(self.old)
+            numbers = numbers_in_log(self.root)[len(self.old):]
+            assert numbers == list(range(1000, 1000 + len(numbers)))
+            assert len(numbers) >= len(acks) - len(self.old)
         assert_recovers(self.rmqctl, self.root, acks)
 
     def count(self) -> int:
         """How many calls a run without a fault makes."""
         shutil.rmtree(self.root, ignore_errors=True)
         shutil.copytree(self.first, self.root)
-        words = [{"STORE": self.root, "SOURCE": self.source}.get(one, one) for one in self.words]
+        words = [{"STORE": self.root, "SOURCE": self.source}.get(word, word) for word in self.words]
         with failing(0) as fault:
             self.rmqctl(*words).expect(0)
         return len(fault.calls)
@@ -206,8 +206,8 @@ def test_a_file_system_that_is_read_only(tmp_path, rmqctl, words):
     case = Case(tmp_path, rmqctl, *words, old=OLD)
     shutil.copytree(case.first, case.root)
     with snapshot.assert_unchanged(case.root), failing(1, errno.EROFS, for_ever=True):
-        done = rmqctl(*[{"STORE": case.root, "SOURCE": case.source}.get(one, one)
-                        for one in words]).expect(5)
+        done = rmqctl(*[{"STORE": case.root, "SOURCE": case.source}.get(word, word)
+                        for word in words]).expect(5)
     said_clearly(case.root, done.err)
     assert "read-only" in done.err
 
@@ -221,17 +221,17 @@ def test_a_folder_nobody_may_write_to(tmp_path, rmqctl, words):
     if os.access(closed, os.W_OK):
         pytest.skip("root may write anywhere")
     everything = [case.root, *case.root.rglob("*")]
-    modes = {one: one.stat().st_mode for one in everything}
-    for one in everything:
-        one.chmod(modes[one] & ~0o222)
+    modes = {entry: entry.stat().st_mode for entry in everything}
+    for entry in everything:
+        entry.chmod(modes[entry] & ~0o222)
     try:
         with snapshot.assert_unchanged(case.root):
-            done = rmqctl(*[{"STORE": case.root, "SOURCE": case.source}.get(one, one)
-                            for one in words]).expect(5)
+            done = rmqctl(*[{"STORE": case.root, "SOURCE": case.source}.get(word, word)
+                            for word in words]).expect(5)
         said_clearly(case.root, done.err)
     finally:
-        for one, mode in modes.items():
-            one.chmod(mode)
+        for entry, mode in modes.items():
+            entry.chmod(mode)
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100])

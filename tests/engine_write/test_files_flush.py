@@ -76,10 +76,10 @@ def test_many_waiters_share_a_sync(tmp_path):
 
     with mock.patch.object(os, "fdatasync", slow):
         started = [threading.Thread(target=write) for _ in range(threads)]
-        for one in started:
-            one.start()
-        for one in started:
-            one.join()
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
     service.stop()
     log.close()
     assert problems == []
@@ -160,10 +160,10 @@ def test_every_waiter_gets_the_error_and_nothing_is_tried_again(tmp_path, error)
 
     with mock.patch.multiple(os, fdatasync=fails, fsync=fails):
         threads = [threading.Thread(target=wait, args=(number,)) for number in range(16)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         assert len(calls) == 1
         assert answers == [str(service.failure)] * 16
         assert f"cannot force to disk {tmp_path}" in answers[0]
@@ -197,7 +197,7 @@ def test_the_end_forces_the_rest_and_refuses_what_comes_after():
     assert service.wait(5, 0)
     with pytest.raises(RefusedError):
         service.wait(6, 1000)
-    assert not [one for one in threading.enumerate() if one.name == "log-group-commit"]
+    assert not [pair for pair in threading.enumerate() if pair.name == "log-group-commit"]
 
 
 def test_stopping_while_somebody_waits():
@@ -220,9 +220,9 @@ def test_least_pages_at_intervals_and_everything_now_and_then():
     log = Log()
     service = FlushService(log, settings(flush_interval=20, flush_least_pages=4,
                                          flush_thorough_interval=150))
-    until(lambda: [one for one, _ in log.calls].count(0) >= 2)
+    until(lambda: [call for call, _ in log.calls].count(0) >= 2)
     service.stop()
-    least = [one for one, _ in log.calls]
+    least = [call for call, _ in log.calls]
     assert set(least) == {0, 4}
     assert least[0] == 4
     assert least[-1] == 0

@@ -90,8 +90,8 @@ def test_brokers_are_refused_while_we_hold_it(tmp_path, kind):
 def test_of_two_rmqctl_one_wins(tmp_path):
     with process(OURS, tmp_path) as (first, line):
         assert line == "held"
-        with process(OURS, tmp_path) as (_, said):
-            assert said == f"{tmp_path}: the store is held by process {first.pid} (fcntl)"
+        with process(OURS, tmp_path) as (_, output):
+            assert output == f"{tmp_path}: the store is held by process {first.pid} (fcntl)"
     with process(OURS, tmp_path) as (_, line):
         assert line == "held"
     assert (tmp_path / "lock").read_bytes() == b"lock"
@@ -106,8 +106,8 @@ def test_a_second_lock_in_one_process_is_refused_and_costs_the_first_nothing(tmp
                 StoreLock(root).acquire()
         assert held_here(tmp_path / "lock")
         assert held_here(other / "lock")
-        with process(OURS, tmp_path) as (_, said):
-            assert said.endswith(f"held by process {os.getpid()} (fcntl)")
+        with process(OURS, tmp_path) as (_, output):
+            assert output.endswith(f"held by process {os.getpid()} (fcntl)")
     with StoreLock(other):
         pass
     assert not held_here(tmp_path / "lock")
@@ -125,10 +125,10 @@ def test_of_many_threads_one_wins(tmp_path):
             refused.append(error)
 
     threads = [threading.Thread(target=take) for _ in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert (len(got), len(refused)) == (1, 7)
     got[0].release()
     got[0].release()
@@ -166,11 +166,12 @@ def test_a_child_that_goes_does_not_take_the_lock_along(tmp_path):
 
 def test_the_lock_goes_with_a_killed_process(tmp_path):
     with subprocess.Popen([sys.executable, "-c", OURS, str(tmp_path)], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as one:
-        assert one.stdout.readline() == "held\n"
-        assert probe(str(tmp_path / "lock")).pid == one.pid
-        one.kill()
-        one.wait()
+                          stdout=subprocess.PIPE, text=True,
+                          cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout.readline() == "held\n"
+        assert probe(str(tmp_path / "lock")).pid == process.pid
+        process.kill()
+        process.wait()
     with StoreLock(tmp_path):
         pass
 

@@ -21,7 +21,7 @@ from tests.engine_write.files_support import ERRORS, FILE_SIZE, failing, short_w
 from tests.support.golden import all_sets
 
 WAYS = ["channel", "mapped", "warm", "pooled"]
-MULTI_PATH = [one for one in all_sets() if one.kind == "multipath"]
+MULTI_PATH = [golden_set for golden_set in all_sets() if golden_set.kind == "multipath"]
 
 
 def maker(way: str, size: int = FILE_SIZE) -> Maker:
@@ -195,7 +195,7 @@ def test_the_first_sync_makes_the_name_last_too(tmp_path, way):
             file.sync()
             file.append([b"x"])
             file.sync()
-    assert [one for one in faults.calls if "sync" in one] == ["fsync", "fsync", "fdatasync"]
+    assert [call for call in faults.calls if "sync" in call] == ["fsync", "fsync", "fdatasync"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -236,9 +236,9 @@ def test_closing_without_a_commit_loses_what_the_buffer_held(tmp_path):
 
 def test_a_full_file_gives_its_buffer_back_as_it_is(tmp_path):
     pool = BufferPool(1, FILE_SIZE)
-    made = Maker(FILE_SIZE, pool=pool)
-    first = made.next(str(tmp_path / "a"), 0)
-    second = made.next(str(tmp_path / "b"), FILE_SIZE)
+    maker = Maker(FILE_SIZE, pool=pool)
+    first = maker.next(str(tmp_path / "a"), 0)
+    second = maker.next(str(tmp_path / "b"), FILE_SIZE)
     assert pool.free == 1
     first.append([b"A" * 100])
     with pytest.raises(InternalError, match="in use"):
@@ -340,14 +340,15 @@ def test_zeros_are_distinguished_from_data(tmp_path_factory, size, at):
 
 def test_places_are_a_brokers(golden):
     assert MULTI_PATH
-    for each in MULTI_PATH:
-        store = golden(f"{each.id}/store")
-        found = {int(file.name): folder for folder in ("cl1", "cl2")
-                 for file in (store / folder).iterdir()}
+    for golden_set in MULTI_PATH:
+        store = golden(f"{golden_set.id}/store")
+        folders_by_number = {int(file.name): folder for folder in ("cl1", "cl2")
+                             for file in (store / folder).iterdir()}
         size = next((store / "cl1").iterdir()).stat().st_size
-        assert len(found) > 4
+        assert len(folders_by_number) > 4
         for order in (["cl1", "cl2"], ["cl2", "cl1"]):
-            assert {base: place(order, base, size) for base in found} == found
+            assert {base: place(order, base, size)
+                    for base in folders_by_number} == folders_by_number
 
 
 def test_full_folders():

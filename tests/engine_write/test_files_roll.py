@@ -38,18 +38,18 @@ WAYS = {"channel": {}, "mapped": {"mapped": True}, "warm": {"mapped": True, "war
         "pool of one": {"transient_pool": 1}, "pool of three": {"transient_pool": 3}}
 SETTINGS = [pytest.param({**way, "preallocate": ahead}, id=f"{name}{' ahead' * ahead}")
             for name, way in WAYS.items() for ahead in (False, True)]
-MULTI_PATH = [one for one in all_sets() if one.kind == "multipath"]
+MULTI_PATH = [golden_set for golden_set in all_sets() if golden_set.kind == "multipath"]
 BLANK = bytes.fromhex("cbd43194")
 
 
 def layout_of(messages: list[bytes]) -> bytes:
     """What a log of these messages looks like, by the broker's rule."""
     data = b""
-    for one in messages:
+    for message in messages:
         room = FILE_SIZE - len(data) % FILE_SIZE if data else FILE_SIZE
-        if len(one) + 8 > room:
+        if len(message) + 8 > room:
             data += (room.to_bytes(4) + BLANK).ljust(room, b"\0")
-        data += one
+        data += message
     return data.ljust(-(-len(data) // FILE_SIZE) * FILE_SIZE, b"\0")
 
 
@@ -62,9 +62,9 @@ def test_every_way_leaves_a_brokers_log(tmp_path_factory, changed, sizes, action
     messages = [bytes([number % 255 + 1]) * size for number, size in enumerate(sizes)]
     log = open_log(folder, **changed)
     try:
-        for number, one in enumerate(messages):
-            at = put(log, one)
-            assert log.position == at + len(one)
+        for number, message in enumerate(messages):
+            at = put(log, message)
+            assert log.position == at + len(message)
             action = actions[number] if number < len(actions) else ""
             if action == "sync":
                 assert log.sync() == log.synced == log.position
@@ -82,7 +82,7 @@ def test_every_way_leaves_a_brokers_log(tmp_path_factory, changed, sizes, action
     finally:
         log.close()
     assert whole(folder) == layout_of(messages)
-    assert [one.base for one in log.files] == [one.base for one in listing(str(folder)).files]
+    assert [file.base for file in log.files] == [file.base for file in listing(str(folder)).files]
 
 
 @pytest.mark.parametrize("changed", SETTINGS)
@@ -156,12 +156,12 @@ def test_ends_that_cannot_be(tmp_path, end):
 
 def test_two_files_of_one_name(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
-    for one in folders:
-        one.mkdir()
-        (one / f"{0:020d}").write_bytes(bytes(FILE_SIZE))
-    files = [file for one in folders for file in listing(str(one)).files]
+    for folder in folders:
+        folder.mkdir()
+        (folder / f"{0:020d}").write_bytes(bytes(FILE_SIZE))
+    files = [file for folder in folders for file in listing(str(folder)).files]
     with pytest.raises(RefusedError, match="same name"):
-        LogFiles([str(one) for one in folders], settings(), 0, files)
+        LogFiles([str(folder) for folder in folders], settings(), 0, files)
 
 
 def test_a_first_file_of_the_wrong_length_is_not_touched(tmp_path):
@@ -176,11 +176,11 @@ def test_a_first_file_of_the_wrong_length_is_not_touched(tmp_path):
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_files_are_placed_as_in_the_golden_stores(golden, tmp_path, ahead):
-    for each in MULTI_PATH:
-        store = golden(f"{each.id}/store")
+    for golden_set in MULTI_PATH:
+        store = golden(f"{golden_set.id}/store")
         expected = {str(file.relative_to(store)) for file in store.glob("cl?/*")}
         size = next(store.glob("cl1/*")).stat().st_size
-        root = tmp_path / each.version
+        root = tmp_path / golden_set.version
         log = LogFiles([str(root / "cl2"), str(root / "cl1")],
                        settings(commitlog_file_size=size, preallocate=ahead), 0)
         for number in range(len(expected)):
@@ -225,7 +225,7 @@ def test_the_next_file_is_there_while_the_log_is_open_and_after_a_crash(tmp_path
             log.roll()
             assert log.position == FILE_SIZE
             assert Path(log.current.path) == ahead
-            assert [one.base for one in log.files] == [0, FILE_SIZE]
+            assert [file.base for file in log.files] == [0, FILE_SIZE]
             log.remove_unused()
         assert sorted(os.listdir(tmp_path)) == [f"{0:020d}", f"{FILE_SIZE:020d}"]
 
@@ -397,7 +397,7 @@ def test_a_pool_takes_several_files_before_it_has_to_commit(tmp_path):
             log.append([b"x"])
             log.close_with_blank()
             log.roll()
-            seen.append([is_all_zero(one.path) for one in log.files[:-1]])
+            seen.append([is_all_zero(file.path) for file in log.files[:-1]])
         assert seen == [[True], [False, True], [False, False, True], [False, False, False, True]]
     assert whole(tmp_path)[3 * FILE_SIZE:3 * FILE_SIZE + 1] == b"x"
 
@@ -429,8 +429,8 @@ def test_appending_and_forcing_at_the_same_time(tmp_path):
         thread = threading.Thread(target=force)
         thread.start()
         messages = [bytes([n % 255 + 1]) * (n * 37 % 3000 + 1) for n in range(300)]
-        for one in messages:
-            put(log, one)
+        for message in messages:
+            put(log, message)
         done.set()
         thread.join()
         log.sync()

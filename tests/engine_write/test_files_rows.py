@@ -15,10 +15,10 @@ ROW = np.dtype([("number", "<i8"), ("twice", "<i4")])
 
 
 def rows(start, end):
-    made = np.zeros(end - start, ROW)
-    made["number"] = np.arange(start, end)
-    made["twice"] = 2 * made["number"]
-    return made
+    array = np.zeros(end - start, ROW)
+    array["number"] = np.arange(start, end)
+    array["twice"] = 2 * array["number"]
+    return array
 
 
 @pytest.mark.parametrize("held", [0, 10, 1000])

@@ -19,7 +19,7 @@ from tests.engine_write.files_support import ERRORS, failing, watched
 
 
 def content(folder):
-    return {one.name: one.read_bytes() for one in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 # -- abort -----------------------------------------------------------------------------------------
@@ -104,11 +104,11 @@ times = st.integers(0, (1 << 63) - 1)
 
 @pytest.mark.parametrize("generation", [4, 5])
 def test_a_missing_checkpoint_is_zeros_and_made_by_the_flush(tmp_path, generation):
-    found = CheckpointFile(tmp_path, generation)
-    assert found.record == CheckpointRecord(0, 0, 0)
+    checkpoint_file = CheckpointFile(tmp_path, generation)
+    assert checkpoint_file.record == CheckpointRecord(0, 0, 0)
     assert content(tmp_path) == {}
-    found.advance(physic=5, logics=6)
-    found.flush()
+    checkpoint_file.advance(physic=5, logics=6)
+    checkpoint_file.flush()
     assert content(tmp_path) == {"checkpoint": page.build(CheckpointRecord(5, 6, 0))}
 
 
@@ -116,10 +116,10 @@ def test_a_missing_checkpoint_is_zeros_and_made_by_the_flush(tmp_path, generatio
 def test_times_only_move_forward(tmp_path_factory, steps):
     root = tmp_path_factory.mktemp("checkpoint")
     (root / "checkpoint").write_bytes(page.build(FULL))
-    found = CheckpointFile(root, 5)
+    checkpoint_file = CheckpointFile(root, 5)
     for physic, logics, index in steps:
-        found.advance(physic=physic, logics=logics, index=index)
-    found.flush()
+        checkpoint_file.advance(physic=physic, logics=logics, index=index)
+    checkpoint_file.flush()
     again = CheckpointFile(root, 5).record
     assert again[:3] == tuple(max(old, *(step[n] for step in steps))
                               for n, old in enumerate(FULL[:3]))
@@ -144,18 +144,18 @@ def test_bytes_behind_the_known_fields_stay(tmp_path):
 @pytest.mark.parametrize("length", [0, 7, 24, 30, 100])
 def test_a_short_checkpoint_is_filled_up(tmp_path, length):
     (tmp_path / "checkpoint").write_bytes(page.build(FULL)[:length])
-    found = CheckpointFile(tmp_path, 5)
+    checkpoint_file = CheckpointFile(tmp_path, 5)
     expected = page.parse(page.build(FULL)[:length].ljust(4096, b"\0"))
-    assert found.record == expected
-    found.flush()
+    assert checkpoint_file.record == expected
+    checkpoint_file.flush()
     assert (tmp_path / "checkpoint").read_bytes() == page.build(expected)
 
 
 def test_a_checkpoint_is_forced_and_a_new_ones_name_too(tmp_path):
-    found = CheckpointFile(tmp_path, 5)
+    checkpoint_file = CheckpointFile(tmp_path, 5)
     with watched() as seen:
-        found.flush()
-        found.flush()
+        checkpoint_file.flush()
+        checkpoint_file.flush()
     assert seen == ["pwrite checkpoint", "fsync checkpoint", f"fsync {tmp_path.name}",
                     "pwrite checkpoint", "fsync checkpoint"]
 
@@ -174,18 +174,18 @@ def test_checkpoint_at_every_call(tmp_path, error, old):
         root.mkdir()
         if old is not None:
             (root / "checkpoint").write_bytes(old)
-        found = CheckpointFile(root, 5)
-        found.advance(physic=99)
+        checkpoint_file = CheckpointFile(root, 5)
+        checkpoint_file.advance(physic=99)
         with failing(number, error) as faults:
             try:
-                found.flush()
+                checkpoint_file.flush()
                 failed = False
             except StoreIOError as caught:
                 failed = True
                 assert str(root) in str(caught)
         assert failed == bool(faults.fired)
         assert CheckpointFile(root, 5).record[1:] == (FULL[1:] if old else (0, 0, 0, 0))
-        found.flush()
+        checkpoint_file.flush()
         assert CheckpointFile(root, 5).record.physic_msg_timestamp == 99
         if not faults.fired:
             assert number >= 4

@@ -152,8 +152,8 @@ def test_replaced_files_are_kept_when_asked_for(tmp_path):
     target = tmp_path / "config" / "topics.json"
     kept = [replaced(target, tmp_path, b"%d" % n) for n in range(4)]
     assert kept[0] is None
-    assert [Path(one).read_bytes() for one in kept[1:]] == [b"0", b"1", b"2"]
-    assert all(one.startswith(str(tmp_path / ".rmqctl" / "kept" / "config")) for one in kept[1:])
+    assert [Path(text).read_bytes() for text in kept[1:]] == [b"0", b"1", b"2"]
+    assert all(text.startswith(str(tmp_path / ".rmqctl" / "kept" / "config")) for text in kept[1:])
     assert target.read_bytes() == b"3"
 
 
@@ -169,7 +169,7 @@ def test_kept_files_are_copied_where_there_are_no_links(tmp_path):
     target.write_bytes(b"old")
     with failing(1, errno.EPERM, ("link",), for_ever=True):
         kept = [replaced(target, tmp_path, b"%d" % n) for n in range(2)]
-    assert [Path(one).read_bytes() for one in kept] == [b"old", b"0"]
+    assert [Path(text).read_bytes() for text in kept] == [b"old", b"0"]
 
 
 def test_publish_forces_each_step_before_the_next(tmp_path):
@@ -209,7 +209,7 @@ def test_publish_is_all_or_nothing_at_every_call(tmp_path, error, keep):
                 failed = True
                 assert str(store) in str(caught)
         assert target.read_bytes() in ((b"old", b"new!") if failed else (b"new!",))
-        assert [one.name for one in target.parent.iterdir()] == ["topics.json"]
+        assert [path.name for path in target.parent.iterdir()] == ["topics.json"]
         if not faults.fired:
             assert number > 5
             return

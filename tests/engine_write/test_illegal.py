@@ -235,8 +235,8 @@ def test_records_that_do_not_fit_a_file(tmp_path, rmqctl, version, batch):
     most = size - BLANK_SIZE - record_size(version, 0)
 
     def message(length: int) -> Outgoing | OutgoingBatch:
-        one = b"m" * length
-        return OutgoingBatch("T1", [BatchItem(one)], "", 0) if batch else Outgoing("T1", one)
+        data = b"m" * length
+        return OutgoingBatch("T1", [BatchItem(data)], "", 0) if batch else Outgoing("T1", data)
 
     refused(root, message(most + 1), given, "MESSAGE_ILLEGAL")
     for length in (most, most - 1, most, 1):
@@ -251,14 +251,15 @@ def test_of_a_group_the_illegal_ones_leave_no_trace(tmp_path, rmqctl, version):
     legal = [Outgoing(f"T{n % 3}", b"message %d" % n, f"KEYS\1k{n}\2", n % 2, born_timestamp=1,
                       store_timestamp=1_700_000_000_000 + n) for n in range(60)]
     bad = Outgoing("", b"x")
-    mixed = [one for each in legal for one in (bad, each, Outgoing("t" * 300, b"x"))]
+    mixed = [put_result for message in legal
+             for put_result in (bad, message, Outgoing("t" * 300, b"x"))]
     contents = []
     for name, group in (("plain", legal), ("mixed", mixed)):
         root = new_store(rmqctl, tmp_path / name, version=version)
         given = settings(version, commitlog_file_size=16 << 10)
         with Engine.open(root, given) as engine:
             results = engine.put_many(group)
-        assert sum(one.stored for one in results) == len(legal)
+        assert sum(put_result.stored for put_result in results) == len(legal)
         contents.append({str(path.relative_to(root)): path.read_bytes()
                          for tree in ("commitlog", "consumequeue")
                          for path in sorted((root / tree).rglob("*")) if path.is_file()})
@@ -362,11 +363,11 @@ def test_a_line_that_is_far_too_long(tmp_path, rmqctl):
 def test_a_recorded_inner_batch_needs_its_kind_of_queue(tmp_path, rmqctl):
     """In a plain consumequeue its one row would stand for many messages."""
     root = new_store(rmqctl, tmp_path / "store")
-    one = {"topic": "b", "body": "x", "sys_flag": 0x80, "born_timestamp": 1, "store_timestamp": 1,
+    row = {"topic": "b", "body": "x", "sys_flag": 0x80, "born_timestamp": 1, "store_timestamp": 1,
            "born_host": "10.0.0.1:1", "store_host": "10.0.0.1:1",
            "properties_raw": "INNER_BASE\x010\x02INNER_NUM\x013\x02"}
     source = tmp_path / "source"
-    source.write_text(json.dumps(one) + "\n")
+    source.write_text(json.dumps(row) + "\n")
     with snapshot.assert_unchanged(root):
         done = rmqctl("append", root, source, "--as-recorded").expect(6)
         assert "BatchCQ" in done.err
@@ -379,11 +380,11 @@ def test_a_recorded_inner_batch_needs_its_kind_of_queue(tmp_path, rmqctl):
 def test_a_recorded_multi_dispatch_gets_its_rows(tmp_path, rmqctl):
     """Whatever the store was made for: the record says which rows it has."""
     root = new_store(rmqctl, tmp_path / "store")
-    one = {"topic": "t", "body": "x", "born_timestamp": 1, "store_timestamp": 1,
+    row = {"topic": "t", "body": "x", "born_timestamp": 1, "store_timestamp": 1,
            "born_host": "10.0.0.1:1", "store_host": "10.0.0.1:1", "queue_offset": 0,
            "properties_raw": "INNER_MULTI_DISPATCH\x01%LMQ%a\x02INNER_MULTI_QUEUE_OFFSET\x010\x02"}
     source = tmp_path / "source"
-    source.write_text(json.dumps(one) + "\n")
+    source.write_text(json.dumps(row) + "\n")
     rmqctl("append", root, source, "--as-recorded").expect(0)
     assert (root / "consumequeue" / "%LMQ%a" / "0").is_dir()
     rmqctl("verify", root).expect(0)

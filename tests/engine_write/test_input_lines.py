@@ -52,15 +52,15 @@ def expected(text: bytes, limit: int) -> list[tuple[int, object]]:
     parts = text.split(b"\n")
     if not parts[-1]:
         parts.pop()
-    found: list[tuple[int, object]] = []
+    values: list[tuple[int, object]] = []
     for number, part in enumerate(parts, 1):
         if len(part) > limit:
-            found.append((number, f"longer than {limit} bytes"))
+            values.append((number, f"longer than {limit} bytes"))
         else:
             line = part.removeprefix(BOM) if number == 1 else part
             if line.strip():
-                found.append((number, line))
-    return found
+                values.append((number, line))
+    return values
 
 
 @given(st.lists(st.sampled_from([b"{}", b"\n", b"\r\n", b" ", b'{"a":1}', b"x" * 9, BOM, b"\n\n"]),
@@ -75,14 +75,14 @@ def test_any_cut_gives_the_same_lines(words, cuts, limit):
     pieces = [text[a:b] for a, b in pairwise(borders)]
     with pytest.MonkeyPatch.context() as patch:
         groups = read(patch, pieces, limit)
-    assert [one for group in groups for one in group] == expected(text, limit)
+    assert [line for group in groups for line in group] == expected(text, limit)
     assert all(groups)
 
 
 def test_one_byte_at_a_time(monkeypatch):
     text = b'{"a": 1}\r\n\r\n{"b": 2}\n{"c": 3}'
-    found = read(monkeypatch, [bytes([one]) for one in text])
-    assert found == [[(1, b'{"a": 1}\r')], [(3, b'{"b": 2}')], [(4, b'{"c": 3}')]]
+    content = read(monkeypatch, [bytes([char]) for char in text])
+    assert content == [[(1, b'{"a": 1}\r')], [(3, b'{"b": 2}')], [(4, b'{"c": 3}')]]
 
 
 def test_a_group_is_what_one_read_completed(monkeypatch):
@@ -101,9 +101,9 @@ def test_a_byte_order_mark_is_taken_off_at_the_start_only(monkeypatch):
 
 def test_lines_at_below_and_above_the_limit(monkeypatch):
     text = b"\n".join([b"x" * 9, b"x" * 10, b"x" * 11, b"y"])
-    for pieces in ([text], [text[:25], text[25:]], [bytes([one]) for one in text]):
-        found = [one for group in read(monkeypatch, pieces, 10) for one in group]
-        assert found == [(1, b"x" * 9), (2, b"x" * 10), (3, "longer than 10 bytes"), (4, b"y")]
+    for pieces in ([text], [text[:25], text[25:]], [bytes([line]) for line in text]):
+        read_lines = [line for group in read(monkeypatch, pieces, 10) for line in group]
+        assert read_lines == [(1, b"x" * 9), (2, b"x" * 10), (3, "longer than 10 bytes"), (4, b"y")]
 
 
 def test_a_line_too_long_is_not_held(tmp_path):
@@ -116,12 +116,12 @@ def test_a_line_too_long_is_not_held(tmp_path):
     tracemalloc.start()
     try:
         with open_lines(str(file), limit=4 << 20) as reader:
-            found = [one for group in reader.groups() for one in group]
+            read_lines = [line for group in reader.groups() for line in group]
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert [number for number, _ in found] == [1, 2, 3]
-    assert isinstance(found[1][1], InputError)
+    assert [number for number, _ in read_lines] == [1, 2, 3]
+    assert isinstance(read_lines[1][1], InputError)
     assert peak < 16 << 20
     assert reader.taken == file.stat().st_size
 
@@ -242,8 +242,8 @@ def test_a_wait_that_is_woken_goes_on_until_there_is_input():
     assert next(reader.groups()) == [(1, b"{}")]
     with pytest.raises(BlockingIOError):
         os.read(wake, 1)
-    for one in (source, sink, wake, waker):
-        os.close(one)
+    for end in (source, sink, wake, waker):
+        os.close(end)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -257,8 +257,8 @@ def test_a_signal_before_the_wait_ends_it(number):
         assert gently.requested
         assert select.select([gently.wake], [], [], 0)[0]
         gently.wait_for(lambda: next(reader.groups()))
-    for one in (source, sink):
-        os.close(one)
+    for end in (source, sink):
+        os.close(end)
 
 
 def test_nothing_is_left_open():

@@ -25,17 +25,17 @@ REPLAY = Replay(trailing=True)
 LEAST = {"topic": "T", "body": "b"}
 
 
-def line(found: object) -> bytes:
-    return json.dumps(found, ensure_ascii=True).encode()
+def line(message_object: object) -> bytes:
+    return json.dumps(message_object, ensure_ascii=True).encode()
 
 
-def both(way, found):
+def both(way, message_object):
     """The answer for a line, which is the same as that for the parsed object."""
-    for text in (line(found), json.dumps(found, ensure_ascii=False).encode(
+    for text in (line(message_object), json.dumps(message_object, ensure_ascii=False).encode(
             "utf-8", "backslashreplace")):
-        assert way.line(text) == way.object(found)
-        assert list(way.lines([text, text])) == [way.object(found)] * 2
-    return way.object(found)
+        assert way.line(text) == way.object(message_object)
+        assert list(way.lines([text, text])) == [way.object(message_object)] * 2
+    return way.object(message_object)
 
 
 def reason(way, text: bytes) -> str:
@@ -58,16 +58,16 @@ def test_topic_and_body_are_enough():
 
 
 def test_every_field():
-    found = {
+    message_object = {
         "topic": "T", "body": "aGk=", "body_encoding": "base64", "queue_id": 3, "flag": -4,
         "sys_flag": 0x11, "born_timestamp": 1, "born_host": "[::1]:2", "store_timestamp": 3,
         "store_host": "10.0.0.1:10911", "reconsume_times": 4, "prepared_transaction_offset": 5,
         "properties_raw": "a\x01b", "filter_bit_map": "00ff",
     }
-    made = Outgoing("T", b"hi", "a\x01b", 3, -4, 0x11, 1, (bytes(15) + b"\1", 2), 3,
-                    (b"\n\0\0\1", 10911), 4, 5, b"\x00\xff")
-    assert both(REPLAY, found) == made
-    assert both(PLAIN, found) == replace(made, store_timestamp=None)
+    message = Outgoing("T", b"hi", "a\x01b", 3, -4, 0x11, 1, (bytes(15) + b"\1", 2), 3,
+                       (b"\n\0\0\1", 10911), 4, 5, b"\x00\xff")
+    assert both(REPLAY, message_object) == message
+    assert both(PLAIN, message_object) == replace(message, store_timestamp=None)
 
 
 def test_what_a_broker_sets_is_not_looked_at():
@@ -90,9 +90,9 @@ def test_null_is_absent():
     st.text(st.characters(blacklist_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=5),
     st.text(st.characters(blacklist_characters="\x02", codec="utf-8"), min_size=1, max_size=5)))
 def test_properties_are_joined_in_their_order(pairs):
-    found = both(REPLAY, LEAST | {"properties": pairs})
-    assert found.properties == props.build(pairs, trailing=True)
-    assert props.parse(found.properties) == pairs
+    record = both(REPLAY, LEAST | {"properties": pairs})
+    assert record.properties == props.build(pairs, trailing=True)
+    assert props.parse(record.properties) == pairs
 
 
 @pytest.mark.parametrize(("given", "string"), [
@@ -114,10 +114,10 @@ def test_where_properties_come_from(given, string):
 
 
 def test_an_object_is_left_as_it_is():
-    found = LEAST | {"properties": {"a": "1"}, "tags": "t", "messages": None}
-    before = json.dumps(found)
-    PLAIN.object(found)
-    assert json.dumps(found) == before
+    message_object = LEAST | {"properties": {"a": "1"}, "tags": "t", "messages": None}
+    before = json.dumps(message_object)
+    PLAIN.object(message_object)
+    assert json.dumps(message_object) == before
 
 
 def test_prepare_makes_the_string_of_a_plain_message():
@@ -143,17 +143,17 @@ def test_what_prepare_refuses_is_a_reason():
 def test_bytes_that_are_no_utf_8_come_back(raw, field):
     if field == "tags":
         raw = raw.replace(b"\x02", b"")  # separates properties
-    found = both(REPLAY, LEAST | {field: raw.decode("utf-8", "surrogateescape")})
+    record = both(REPLAY, LEAST | {field: raw.decode("utf-8", "surrogateescape")})
     if field == "tags":
-        assert raw_text(found.properties) == (b"TAGS\x01" + raw + b"\x02" if raw else b"")
+        assert raw_text(record.properties) == (b"TAGS\x01" + raw + b"\x02" if raw else b"")
     else:
-        assert raw_text(found.topic if field == "topic" else found.properties) == raw
+        assert raw_text(record.topic if field == "topic" else record.properties) == raw
 
 
 @given(st.binary(max_size=100))
 def test_bodies(raw):
-    found = LEAST | {"body": base64.b64encode(raw).decode(), "body_encoding": "base64"}
-    assert both(REPLAY, found).body == raw
+    message_object = LEAST | {"body": base64.b64encode(raw).decode(), "body_encoding": "base64"}
+    assert both(REPLAY, message_object).body == raw
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=50))
@@ -250,11 +250,11 @@ BAD = [
 
 @pytest.mark.parametrize(("given", "words"), BAD, ids=[words[:50] for _, words in BAD])
 def test_what_is_refused_and_why(given, words):
-    found = {name: value for name, value in (LEAST | given).items() if value is not None}
+    message_object = {name: value for name, value in (LEAST | given).items() if value is not None}
     for way in (PLAIN, REPLAY):
-        assert reason(way, line(found)).startswith(words)
+        assert reason(way, line(message_object)).startswith(words)
         with pytest.raises(InputError) as caught:
-            way.object(found)
+            way.object(message_object)
         assert str(caught.value).startswith(words)
 
 
@@ -304,7 +304,8 @@ def test_a_line_that_could_not_be_held_is_its_error():
 
 @given(st.binary(max_size=40) | st.lists(st.sampled_from(
     ['{"topic":"T"', ',"body":"b"', "}", '"', ",", "\\ud800", "\\u", "[", "1e5", "\x00", "é",
-     ',"queue_id":', "-", ',"properties":{', "null"])).map(lambda one: "".join(one).encode()))
+     ',"queue_id":', "-", ',"properties":{',
+     "null"])).map(lambda outgoing: "".join(outgoing).encode()))
 def test_no_line_leads_to_another_exception(text):
     for way in (PLAIN, REPLAY, Recorded()):
         for take in (way.line, lambda text, way=way: way.lines([text, text])):
@@ -321,28 +322,28 @@ def test_no_line_leads_to_another_exception(text):
                                                                 max_size=3)), st.data())
 def test_any_value_in_any_field(value, data):
     field = data.draw(st.sampled_from(objects._Stored.__struct_fields__))
-    found = LEAST | {field: value}
+    message_object = LEAST | {field: value}
     for way in (PLAIN, REPLAY, Recorded()):
         try:
-            made = way.line(line(found))
+            text_line = way.line(line(message_object))
         except InputError as error:
             text = str(error)
             assert "\n" not in text
             with pytest.raises(InputError) as caught:
-                way.object(found)
+                way.object(message_object)
             assert str(caught.value) == text
             with pytest.raises(InputError):
-                way.lines([line(found)])
+                way.lines([line(message_object)])
         else:
-            assert way.object(found) == made
-            assert list(way.lines([line(found)])) == [made]
+            assert way.object(message_object) == text_line
+            assert list(way.lines([line(message_object)])) == [text_line]
 
 
 def test_both_readings_agree():
     """What the fast way takes, the slow one takes the same."""
-    found = {"topic": "Tü\U0001f480", "body": "b\\\"\t", "queue_id": 7, "keys": ["a", "b"],
-             "properties": {"x": "y"}, "messages": None, "born_timestamp": -5}
-    assert PLAIN.line(line(found)) == PLAIN.object(parse(line(found)))
+    message_object = {"topic": "Tü\U0001f480", "body": "b\\\"\t", "queue_id": 7, "keys": ["a", "b"],
+                      "properties": {"x": "y"}, "messages": None, "born_timestamp": -5}
+    assert PLAIN.line(line(message_object)) == PLAIN.object(parse(line(message_object)))
 
 
 # -- batches ------------------------------------------------------------------------------------
@@ -358,40 +359,40 @@ BATCH = {
 
 
 def test_an_object_with_messages_is_a_batch():
-    made = OutgoingBatch(
+    outgoing_batch = OutgoingBatch(
         "T", [BatchItem(b"a", "KEYS\x01k\x02", 7), BatchItem(b"b", "TAGS\x01t\x02", 0, b"\1"),
               BatchItem(b"", "x\x01y")], "CLUSTER\x01c\x02", 2, 1, 5, (b"\n\0\0\1", 2), 6,
         (b"\n\0\0\2", 3), 1)
-    assert both(REPLAY, BATCH) == made
+    assert both(REPLAY, BATCH) == outgoing_batch
     way = ClientMessages(lambda given: f"one {given}", item=lambda given: f"item {given}",
                          batch=lambda given: f"batch {given}")
-    found = both(way, BATCH)
-    assert found.properties == "batch {'CLUSTER': 'c'}"
-    assert [one.properties for one in found.messages] == [
+    record = both(way, BATCH)
+    assert record.properties == "batch {'CLUSTER': 'c'}"
+    assert [message.properties for message in record.messages] == [
         "item {'KEYS': 'k'}", "item {'TAGS': 't'}", "item x\x01y"]
-    assert found.store_timestamp is None
+    assert record.store_timestamp is None
 
 
-def one(body: bytes = b"b", **fields) -> Outgoing:
+def outgoing(body: bytes = b"b", **fields) -> Outgoing:
     return Outgoing(fields.pop("topic", "T"), body, **fields)
 
 
 def test_equal_neighbours_become_batches():
-    items = [one(b"1", flag=1, properties="a\x01b"), one(b"2", filter_bit_map=b"\1"),
-             one(b"3", queue_id=1), one(b"4", queue_id=1), one(b"5")]
-    found = list(batches(items, 100))
-    assert found == [
+    items = [outgoing(b"1", flag=1, properties="a\x01b"), outgoing(b"2", filter_bit_map=b"\1"),
+             outgoing(b"3", queue_id=1), outgoing(b"4", queue_id=1), outgoing(b"5")]
+    grouped = list(batches(items, 100))
+    assert grouped == [
         OutgoingBatch("T", [BatchItem(b"1", "a\x01b", 1), BatchItem(b"2", "", 0, b"\1")]),
         OutgoingBatch("T", [BatchItem(b"3"), BatchItem(b"4")], queue_id=1),
         items[4],
     ]
-    assert found[2] is items[4]
+    assert grouped[2] is items[4]
 
 
 @pytest.mark.parametrize(("limit", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (3, [3, 2]), (9, [5])])
 def test_a_batch_has_at_most_so_many_messages(limit, sizes):
-    found = list(batches([one() for _ in range(5)], limit))
-    assert [len(getattr(each, "messages", "x")) for each in found] == sizes
+    grouped = list(batches([outgoing() for _ in range(5)], limit))
+    assert [len(getattr(batch, "messages", "x")) for batch in grouped] == sizes
 
 
 @pytest.mark.parametrize("other", [
@@ -400,7 +401,7 @@ def test_a_batch_has_at_most_so_many_messages(limit, sizes):
     {"reconsume_times": 1},
 ])
 def test_what_a_batch_shares_must_be_equal(other):
-    items = [one(), one(**other)]
+    items = [outgoing(), outgoing(**other)]
     assert list(batches(items, 9)) == items
 
 
@@ -412,22 +413,23 @@ def test_what_a_batch_shares_must_be_equal(other):
     {"prepared_transaction_offset": 5}, {"topic": "%RETRY%group"},
 ])
 def test_what_never_joins_a_batch(alone):
-    items = [one(**alone), one(**alone), one(**alone)]
+    items = [outgoing(**alone), outgoing(**alone), outgoing(**alone)]
     assert list(batches(items, 9)) == items
 
 
 @pytest.mark.parametrize("text", ["KEYS\x01DELAY", "MY_DELAY\x013", "x\x01INNER_NUM TIMER_X",
                                   "NO_TIMER_DELAY\x011\x02"])
 def test_only_the_names_of_properties_decide(text):
-    assert len(list(batches([one(properties=text), one(properties=text)], 9))) == 1
+    assert len(list(batches([outgoing(properties=text), outgoing(properties=text)], 9))) == 1
 
 
 def test_others_pass_through():
     record = Record(0, 0, 0, 0, 0, 0, 0, 0, 0, (b"", 0), 0, (b"", 0), 0, 0, b"", b"", b"")
     batch = OutgoingBatch("T", [BatchItem(b"x")])
-    found = list(batches([one(), one(), batch, one(), record], 9))
-    assert [type(each) for each in found] == [OutgoingBatch, OutgoingBatch, Outgoing, Record]
-    assert found[1] is batch
+    grouped = list(batches([outgoing(), outgoing(), batch, outgoing(), record], 9))
+    assert [type(read_batch)
+            for read_batch in grouped] == [OutgoingBatch, OutgoingBatch, Outgoing, Record]
+    assert grouped[1] is batch
 
 
 @given(st.lists(st.tuples(st.integers(0, 400), st.text(st.characters(codec="utf-8"), max_size=40)),
@@ -436,28 +438,28 @@ def test_others_pass_through():
 @example([(0, "a\x01b")] * 5, 3 * (91 + 24 + 1 + 1 + 3 + 21), True, "T")
 @example([(0, "a\x01b")] * 5, 3 * (91 + 24 + 1 + 1 + 3 + 21) - 1, True, "T")
 def test_the_records_of_a_batch_fit_the_room(shapes, room, with_crc, name):
-    items = [one(bytes(size), properties=text, topic=name) for size, text in shapes]
+    items = [outgoing(bytes(size), properties=text, topic=name) for size, text in shapes]
     encoder = Encoder(Settings(append_properties_crc=with_crc))
     topic = encoder.topic_part(name, MAGIC_V2)
     seen = []
-    for found in batches(items, 5, room):
-        if isinstance(found, OutgoingBatch):
-            sizes = [encoder.size(HOST_BITS, topic, len(each.body),
-                                  len(encoder.properties_part(each.properties)))
-                     for each in found.messages]
+    for batch in batches(items, 5, room):
+        if isinstance(batch, OutgoingBatch):
+            sizes = [encoder.size(HOST_BITS, topic, len(message.body),
+                                  len(encoder.properties_part(message.properties)))
+                     for message in batch.messages]
             assert sum(sizes) <= room
             assert 2 <= len(sizes) <= 5
-            seen += [(len(each.body), each.properties) for each in found.messages]
+            seen += [(len(message.body), message.properties) for message in batch.messages]
         else:
-            seen.append((len(found.body), found.properties))
+            seen.append((len(batch.body), batch.properties))
     assert seen == [(size, text) for size, text in shapes]
 
 
 def test_batches_come_as_soon_as_they_are_complete():
     def feed():
-        yield one(b"1")
-        yield one(b"2")
-        yield one(b"3", topic="U")
+        yield outgoing(b"1")
+        yield outgoing(b"2")
+        yield outgoing(b"3", topic="U")
         raise AssertionError("asked for more than is needed")
 
     assert next(batches(feed(), 2)) == OutgoingBatch("T", [BatchItem(b"1"), BatchItem(b"2")])

@@ -34,7 +34,7 @@ def sound(record: Record) -> Record:
     return replace(record, body_crc=zlib.crc32(record.body) & CRC_MASK)
 
 
-def as_read_writes_it(found: dict) -> bytes:
+def as_read_writes_it(message_object: dict) -> bytes:
     """One line of `read -o jsonl`, through the sink: half surrogates become escapes."""
     taken: list[bytes] = []
 
@@ -47,18 +47,18 @@ def as_read_writes_it(found: dict) -> bytes:
 
         flush = staticmethod(lambda: None)
 
-    Sink(Stream()).write(json.dumps(found, ensure_ascii=False))
+    Sink(Stream()).write(json.dumps(message_object, ensure_ascii=False))
     return b"".join(taken)
 
 
 @given(messages().map(sound), st.sampled_from(["base64", "auto"]))
 def test_any_record_comes_back(record, body):
-    found = message_object(record, body=body)
-    for line in (as_read_writes_it(found), json.dumps(found).encode()):
+    message = message_object(record, body=body)
+    for line in (as_read_writes_it(message), json.dumps(message).encode()):
         back = RECORDED.line(line)
         assert back == record
         assert build(back) == build(record)
-    assert RECORDED.object(found) == record
+    assert RECORDED.object(message) == record
 
 
 @given(messages().map(sound), st.randoms())
@@ -82,7 +82,7 @@ def records_of(golden: GoldenFolder, store: golden_sets.GoldenStore):
     log.close()
 
 
-@pytest.mark.parametrize("store", HEALTHY, ids=lambda one: one.id)
+@pytest.mark.parametrize("store", HEALTHY, ids=lambda golden_store: golden_store.id)
 def test_every_golden_record_comes_back(golden, store):
     count = 0
     for record, raw in records_of(golden, store):
@@ -92,7 +92,7 @@ def test_every_golden_record_comes_back(golden, store):
     assert count
 
 
-@pytest.mark.parametrize("store", HEALTHY, ids=lambda one: one.id)
+@pytest.mark.parametrize("store", HEALTHY, ids=lambda golden_store: golden_store.id)
 def test_what_the_engine_says_of_its_records_is_enough(golden, store):
     ours = {record.physical_offset: (record.body, raw)
             for record, raw in records_of(golden, store)}
@@ -100,9 +100,9 @@ def test_what_the_engine_says_of_its_records_is_enough(golden, store):
     for put in stored.puts_of(store, golden):
         if put.physical_offset in ours:
             body, raw = ours[put.physical_offset]
-            found = stored.object_of(put) | {
+            message_object = stored.object_of(put) | {
                 "body": base64.b64encode(body).decode(), "body_encoding": "base64"}
-            assert build(RECORDED.line(json.dumps(found).encode())) == raw
+            assert build(RECORDED.line(json.dumps(message_object).encode())) == raw
             count += 1
     assert count
 
@@ -121,19 +121,19 @@ def test_what_may_be_left_out():
     least = without("physical_offset", "queue_offset", "queue_id", "flag", "sys_flag", "magic",
                     "body_crc", "total_size", "reconsume_times", "prepared_transaction_offset",
                     "properties_raw", "body_encoding", "msg_id", "crc_ok")
-    found = RECORDED.object(least)
-    assert (found.magic, found.total_size) == (0, 0)
-    assert (found.physical_offset, found.queue_offset) == (-1, -1)
-    assert (found.queue_id, found.flag, found.sys_flag) == (0, 0, 0)
-    assert found.body_crc == zlib.crc32(b"hello") & CRC_MASK
-    assert found.properties == b"KEYS\x01k1 k2\x02TAGS\x01A\x02"
+    record = RECORDED.object(least)
+    assert (record.magic, record.total_size) == (0, 0)
+    assert (record.physical_offset, record.queue_offset) == (-1, -1)
+    assert (record.queue_id, record.flag, record.sys_flag) == (0, 0, 0)
+    assert record.body_crc == zlib.crc32(b"hello") & CRC_MASK
+    assert record.properties == b"KEYS\x01k1 k2\x02TAGS\x01A\x02"
     bare = Recorded(trailing=False).object(least)
     assert bare.properties == b"KEYS\x01k1 k2\x02TAGS\x01A"
 
 
 def test_null_is_absent():
-    found = RECORDED.object(WHOLE | {"physical_offset": None, "magic": None, "keys": None})
-    assert (found.physical_offset, found.magic) == (-1, 0)
+    record = RECORDED.object(WHOLE | {"physical_offset": None, "magic": None, "keys": None})
+    assert (record.physical_offset, record.magic) == (-1, 0)
 
 
 @pytest.mark.parametrize(("given", "reason"), [
@@ -152,7 +152,7 @@ def test_null_is_absent():
     (WHOLE | {"messages": []}, "field messages: not valid for a stored record"),
 ])
 def test_what_is_refused(given, reason):
-    for take in (RECORDED.object, lambda one: RECORDED.line(json.dumps(one).encode())):
+    for take in (RECORDED.object, lambda row: RECORDED.line(json.dumps(row).encode())):
         with pytest.raises(InputError) as caught:
             take(given)
         assert str(caught.value).startswith(reason)

@@ -117,8 +117,8 @@ def test_one_of_two_wins(store, tmp_path, rmqctl):
                 done = rmqctl(*words).expect(4)
                 assert str(first.pid) in done.err, done.describe()
         printed += feed(first, lines(1003, 2), 2)
-        rest, said = first.communicate(timeout=30)
-        assert (first.returncode, rest) == (0, b""), said
+        rest, output = first.communicate(timeout=30)
+        assert (first.returncode, rest) == (0, b""), output
     acks = acknowledged(printed, 1000)
     assert len(acks) == 5
     acks += append(rmqctl, store, lines(2000, 3), first=2000)
@@ -140,14 +140,14 @@ def test_of_many_at_once_those_that_lose_change_nothing(store, rmqctl):
         processes.append(process)
     acks = []
     for number, process in enumerate(processes):
-        out, said = process.communicate(timeout=60)
-        assert process.returncode in (0, 4), said
+        out, output = process.communicate(timeout=60)
+        assert process.returncode in (0, 4), output
         mine = acknowledged(out, 1000 * (number + 1))
         assert len(mine) == (0 if process.returncode else 30)
-        assert (b"held by process" in said) == (process.returncode == 4), said
+        assert (b"held by process" in output) == (process.returncode == 4), output
         acks += mine
     assert acks
-    assert sorted(numbers_in_log(store)) == sorted([*range(100), *(one.number for one in acks)])
+    assert sorted(numbers_in_log(store)) == sorted([*range(100), *(ack.number for ack in acks)])
     assert_whole(rmqctl, store, acks)
 
 
@@ -157,10 +157,10 @@ def test_readers_are_let_in(store, rmqctl):
         printed = feed(process, lines(1000, 40), 40)
         settle(store)
         with snapshot.assert_unchanged(store):
-            found = rmqctl("info", store, "-o", "json").expect(0).json()
-            assert found["lock"]["held"]
-            assert found["lock"]["pid"] == process.pid
-            assert found["abort"]
+            answer = rmqctl("info", store, "-o", "json").expect(0).json()
+            assert answer["lock"]["held"]
+            assert answer["lock"]["pid"] == process.pid
+            assert answer["abort"]
             rows = rmqctl("read", store, "-o", "jsonl").expect(0).jsonl()
             assert [int(row["body"].split()[1]) for row in rows] == [*range(100),
                                                                      *range(1000, 1040)]

@@ -33,7 +33,7 @@ from tests.support.share import sample
 ENVIRONMENT = {name: value for name, value in os.environ.items()
                if name not in (*DROPPED_ENV, "PYTHONUNBUFFERED")} | QUIET_ENV
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
-EACH = pytest.mark.parametrize("number", SIGNALS, ids=lambda one: one.name)
+EACH = pytest.mark.parametrize("number", SIGNALS, ids=lambda signal_number: signal_number.name)
 FLUSH = pytest.mark.parametrize("flush", ["sync", "async"])
 SOME = pytest.mark.parametrize(("number", "flush"), sample(
     [(number, flush) for number in SIGNALS for flush in ("sync", "async")], 2, "interrupted"))
@@ -70,11 +70,11 @@ def check(rmqctl: Runner, root: Path, printed: bytes, first: int = 0) -> int:
     """Everything in the log was printed and the other way round; how many there are."""
     assert printed.endswith(b"\n")
     acks = acknowledged(printed, first)
-    found = numbers_in_log(root)
-    assert found == list(range(len(found)))
-    assert [one.number for one in acks] == found[first:]
+    numbers = numbers_in_log(root)
+    assert numbers == list(range(len(numbers)))
+    assert [ack.number for ack in acks] == numbers[first:]
     assert_whole(rmqctl, root, acks)
-    return len(found)
+    return len(numbers)
 
 
 @pytest.mark.long
@@ -90,9 +90,9 @@ def test_from_a_file(store, tmp_path, rmqctl, number, flush):
         process.send_signal(number)
         assert process.wait(60) == SIGNALS[number]
         reader.join(20)
-        said = process.stderr.read()
-    assert said.count(b"\n") == 1, said
-    assert said.startswith(b"rmqctl: "), said
+        output = process.stderr.read()
+    assert output.count(b"\n") == 1, output
+    assert output.startswith(b"rmqctl: "), output
     done = check(rmqctl, store, first + b"".join(parts))
     assert 0 < done < total
     # A second run goes on where the first one stopped.
@@ -106,8 +106,8 @@ def test_from_a_slow_pipe(store, rmqctl, number, flush):
     """The signal comes while it waits for the next line."""
     with running(store, "-", "--flush", flush, "-o", "jsonl") as process:
         printed = b""
-        for one in range(7):
-            process.stdin.write(line(one))
+        for index in range(7):
+            process.stdin.write(line(index))
             process.stdin.flush()
             printed += process.stdout.readline()
         process.stdin.write(line(7)[:20])  # half a line is no message
@@ -153,13 +153,13 @@ def test_at_any_moment(tmp_path, rmqctl, number):
         with running(root, source, "-o", "jsonl") as process:
             time.sleep(0.1 + step * 0.12)
             process.send_signal(number)
-            out, said = process.communicate(timeout=60)
+            out, output = process.communicate(timeout=60)
         outcomes.add(process.returncode)
-        if b"Could not import runpy module" in said:
+        if b"Could not import runpy module" in output:
             continue  # the interpreter's own answer, before it runs anything of ours
         # While the interpreter itself starts the system's own answer is the right one.
-        assert process.returncode in (0, SIGNALS[number], -number), said
-        assert process.returncode == -number or b"Traceback" not in said
+        assert process.returncode in (0, SIGNALS[number], -number), output
+        assert process.returncode == -number or b"Traceback" not in output
         if process.returncode != -number and out:
             check(rmqctl, root, out)
         assert not (root / "abort").exists()

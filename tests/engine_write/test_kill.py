@@ -223,12 +223,12 @@ def killed_process(store: Path, first: int, chosen: random.Random) -> bytes:
             until = until or time.monotonic() + wait
     process.send_signal(signal.SIGKILL)
     printed += process.stdout.read()
-    said = process.stderr.read()
+    output = process.stderr.read()
     process.wait(20)
     process.stdout.close()
     process.stderr.close()
     writer.join(20)
-    assert b"error" not in said, said
+    assert b"error" not in output, output
     return printed
 
 
@@ -267,9 +267,9 @@ def test_what_is_not_printed_is_there_wholly_or_not_at_all(tmp_path, rmqctl, cra
         store = place.fresh()
         _, printed, _ = crasher.run("append", store, *APPEND, at=at, mode="torn",
                                     data=lines(0, MANY), folder=place.folder)
-        found = numbers_in_log(store)
-        assert found == list(range(len(found)))
-        assert len(found) >= len(acknowledged(printed, 0))
+        numbers = numbers_in_log(store)
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) >= len(acknowledged(printed, 0))
 
 
 # -- a checkpoint that was torn -------------------------------------------------------------------

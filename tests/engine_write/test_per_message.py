@@ -54,8 +54,8 @@ class Log:
         raise AssertionError
 
 
-def made(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bool = False,
-         by_column: bool = False):
+def appended(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bool = False,
+             by_column: bool = False):
     """(bytes, results, counters) of groups of messages."""
     log, table = Log(config.commitlog_file_size), {("a", 1): 3}
     cursor = AppendCursor(log, lambda: None)
@@ -112,11 +112,11 @@ def test_both_ways_are_one(groups, version, crc, light, stop):
     config = Settings(version=version, append_properties_crc=crc and version == "5.3.3",
                       lmq=light, multi_dispatch=light, commitlog_file_size=FILE,
                       max_message_size=1000)
-    singly = made(config, groups, fast=False, stop=stop)
+    singly = appended(config, groups, fast=False, stop=stop)
     for kernel in ("", "python"):
         with using(kernel):
-            assert made(config, groups, fast=True, stop=stop) == singly
-            assert made(config, groups, fast=True, stop=stop, by_column=True) == singly
+            assert appended(config, groups, fast=True, stop=stop) == singly
+            assert appended(config, groups, fast=True, stop=stop, by_column=True) == singly
 
 
 STRANGE = (("body", "text"), ("body", None), ("body", memoryview(bytes(8)).cast("q")),
@@ -134,7 +134,7 @@ def test_what_is_no_message_fails_as_it_does_alone(name, value):
 
     def outcome(fast: bool):
         try:
-            return made(Settings(commitlog_file_size=FILE), [messages], fast=fast)
+            return appended(Settings(commitlog_file_size=FILE), [messages], fast=fast)
         except (TypeError, ValueError, AttributeError, struct.error) as error:
             return type(error)
 
@@ -170,4 +170,4 @@ def test_many_lanes():
                for number in range(first, first + 900)] for first in (0, 500, 900)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "MAX_LANES", 1000)
-        assert made(config, groups, fast=True) == made(config, groups, fast=False)
+        assert appended(config, groups, fast=True) == appended(config, groups, fast=False)

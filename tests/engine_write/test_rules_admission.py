@@ -31,7 +31,7 @@ def status(result: PutResult | None) -> str | None:
     return result.status
 
 
-def one(**fields: Any) -> Outgoing:
+def outgoing(**fields: Any) -> Outgoing:
     return Outgoing(**{"topic": "T", "body": b"", **fields})
 
 
@@ -82,9 +82,10 @@ RETRY = "%RETRY%"
 def test_topics(topic: str, old: str | None, new: str | None, unhooked: str | None) -> None:
     for settings, expected, later in ((V493, old, old), (V533, new, unhooked)):
         batch = OutgoingBatch(topic, [BatchItem(b"")])
-        assert status(admission.check_message(one(topic=topic), settings)) == expected
+        assert status(admission.check_message(outgoing(topic=topic), settings)) == expected
         assert status(admission.check_batch(batch, settings)) == expected
-        assert status(admission.check_message(one(topic=topic), settings, hooks=False)) == later
+        assert status(admission.check_message(outgoing(topic=topic), settings,
+                                              hooks=False)) == later
         assert status(admission.check_batch(batch, settings, hooks=False)) == later
 
 
@@ -92,16 +93,16 @@ def test_topics(topic: str, old: str | None, new: str | None, unhooked: str | No
 def test_what_is_admitted_can_be_read_back(topic: str) -> None:
     for settings in (V493, V533):
         for hooks in (True, False):
-            if admission.check_message(one(topic=topic), settings, hooks=hooks) is not None:
+            if admission.check_message(outgoing(topic=topic), settings, hooks=hooks) is not None:
                 continue
             encoder = Encoder(settings)
             part = encoder.topic_part(topic)
             size = encoder.size(0, part, 0, 0)
             raw = encoder.record(Record(size, part.magic, 0, 0, 0, 0, 0, 0, 0, V4, 0, V4, 0, 0,
                                         b"", b"", b""), part)
-            found = decode(raw)
-            assert found.topic.decode() == topic
-            assert found.total_size == len(raw) == size
+            text = decode(raw)
+            assert text.topic.decode() == topic
+            assert text.total_size == len(raw) == size
 
 
 # -- properties, numbers, hosts ---------------------------------------------------------------
@@ -117,7 +118,7 @@ def test_what_is_admitted_can_be_read_back(topic: str) -> None:
 ])
 def test_properties(text: str, old: str | None, new: str | None) -> None:
     for settings, expected in ((V493, old), (V533, new)):
-        result = admission.check_message(one(properties=text), settings)
+        result = admission.check_message(outgoing(properties=text), settings)
         if result is None:
             length = len(Encoder(settings).properties_part(text))
             result = admission.check_sizes(settings, 0, length, length + 92)
@@ -136,7 +137,7 @@ def test_numbers(settings: Settings, name: str, bits: int, least: int) -> None:
                             (-(1 << 200), ILLEGAL)):
         if name == "sys_flag" and value not in (0, 1, 1 << bits, least - 1):
             continue  # with all bits set it says IPv6
-        assert status(admission.check_message(one(**{name: value}), settings)) == expected
+        assert status(admission.check_message(outgoing(**{name: value}), settings)) == expected
         if name != "prepared_transaction_offset":
             batch = OutgoingBatch("T", [BatchItem(b"")])
             holder: object = batch.messages[0] if name == "flag" else batch
@@ -153,7 +154,7 @@ def test_numbers(settings: Settings, name: str, bits: int, least: int) -> None:
 ])
 def test_hosts(born: Any, store: Any, flag: int, expected: str | None) -> None:
     fields = {"born_host": born, "store_host": store, "sys_flag": flag}
-    assert status(admission.check_message(one(**fields), V533)) == expected
+    assert status(admission.check_message(outgoing(**fields), V533)) == expected
     batch = OutgoingBatch("T", [BatchItem(b"")], **fields)
     assert status(admission.check_batch(batch, V533)) == expected
 

@@ -34,8 +34,9 @@ Json = dict[str, Any]
 WITH_INPUT = ["basic", "batch", "cqext", "crash-base", "delay", "ipv6", "lmq", "multipath",
               "transaction"]
 SINCE_5 = ["appendcrc", "batchcq", "compaction", "tiered", "timer", "v2topic"]
-SETS = [f"{one.version}/{one.kind}" for one in all_sets()
-        if one.kind in WITH_INPUT or (one.kind in SINCE_5 and one.version == "5.3.3")]
+SETS = [f"{golden_set.version}/{golden_set.kind}" for golden_set in all_sets()
+        if golden_set.kind in WITH_INPUT
+        or (golden_set.kind in SINCE_5 and golden_set.version == "5.3.3")]
 
 
 def test_all_sets_with_an_input_are_here() -> None:
@@ -45,9 +46,9 @@ def test_all_sets_with_an_input_are_here() -> None:
 def lines(folder: Path, op: str = "put") -> Iterator[Json]:
     with (folder / "input.jsonl").open(encoding="utf-8") as file:
         for line in file:
-            found = json.loads(line)
-            if found["op"] == op:
-                yield found
+            document = json.loads(line)
+            if document["op"] == op:
+                yield document
 
 
 def settings_of(name: str, folder: Path) -> Settings:
@@ -117,8 +118,8 @@ def test_what_the_engine_stored(golden: GoldenFolder, name: str) -> None:
         assert line["result"]["msgNum"] == result.message_number
         if counts:
             table[key] = table.get(key, 0) + result.message_number
-        for one in result.advancing:
-            table[one] = table.get(one, 0) + 1
+        for queue in result.advancing:
+            table[queue] = table.get(queue, 0) + 1
         assert admission.check_sizes(settings, len(got.body), len(raw) + encoder.reserved,
                                      stored["size"]) is None
     assert seen
@@ -162,29 +163,30 @@ def test_a_5x_broker_sets_timers_before_the_store(golden: GoldenFolder) -> None:
     assert timers > 50
 
 
-@pytest.mark.parametrize("name", [one for one in SETS
-                                  if one.split("/")[1] in ("batch", "appendcrc", "v2topic")])
+@pytest.mark.parametrize("name", [golden_set for golden_set in SETS
+                                  if golden_set.split("/")[1] in ("batch", "appendcrc", "v2topic")])
 def test_batches(golden: GoldenFolder, name: str) -> None:
     settings = settings_of(name, golden(name))
     rules = Rewriter(settings)
     seen = 0
     for line in lines(golden(name), "putBatch"):
         seen += 1
-        items = [BatchItem(base64.b64decode(one["body"]), one["propertiesString"], one["flag"])
-                 for one in line["messages"]]
+        items = [BatchItem(base64.b64decode(message["body"]), message["propertiesString"],
+                           message["flag"])
+                 for message in line["messages"]]
         batch = OutgoingBatch(line["topic"], items, line["propertiesString"], line["queueId"])
         assert admission.request_size(batch) == len(base64.b64decode(line["body"]))
         assert admission.check_batch(batch, settings, hooks=name != "5.3.3/v2topic") is None
         got = rules.apply_batch(batch, 1)
         assert got == batch
-        stored = [batch_properties(one.properties, batch.properties) for one in items]
-        expected = [one["propertiesString"].encode() for one in line["storedList"]]
+        stored = [batch_properties(record.properties, batch.properties) for record in items]
+        expected = [message["propertiesString"].encode() for message in line["storedList"]]
         if settings.append_properties_crc:
-            expected = [one[:-append_crc.SIZE] for one in expected]
+            expected = [data[:-append_crc.SIZE] for data in expected]
         assert stored == expected
         assert admission.check_batch_sizes(
-            settings, batch, [len(one) for one in stored],
-            [one["size"] for one in line["storedList"]]) is None
+            settings, batch, [len(batch_properties) for batch_properties in stored],
+            [message["size"] for message in line["storedList"]]) is None
     assert seen
 
 

@@ -34,8 +34,8 @@ def test_a_plain_message() -> None:
 
 @BOTH
 def test_what_is_there_is_kept(settings: Settings) -> None:
-    found = parse(prepare({"UNIQ_KEY": "mine", "CLUSTER": "theirs"}, settings, unique))
-    assert found == {"UNIQ_KEY": "mine", "CLUSTER": "DefaultCluster"}
+    parsed = parse(prepare({"UNIQ_KEY": "mine", "CLUSTER": "theirs"}, settings, unique))
+    assert parsed == {"UNIQ_KEY": "mine", "CLUSTER": "DefaultCluster"}
 
 
 @pytest.mark.parametrize("given_", [{}, {"UNIQ_KEY": ""}, "", "UNIQ_KEY\x01\x02", {"POP_CK": "x"}])
@@ -90,20 +90,20 @@ def test_it_is_the_brokers_map(pairs: dict[str, str], batch: bool) -> None:
     """Step by step as a broker does it: decode, put, take WAIT out, build, put it back."""
     for settings in (V493, V533):
         profile = settings.profile
-        found = JavaMap.from_properties(build(pairs), profile.map_capacity)
+        java_map = JavaMap.from_properties(build(pairs), profile.map_capacity)
         if profile.ensures_unique_key:
-            found.remove("POP_CK")
-        if profile.ensures_unique_key and not batch and not found.get("UNIQ_KEY"):
-            found.put("UNIQ_KEY", unique())
-        found.put("CLUSTER", settings.cluster)
-        kept = found.text(trailing=profile.trailing_separator)
-        wait = None if batch or profile.stores_wait else found.remove("WAIT")
-        text = found.text(trailing=profile.trailing_separator)
+            java_map.remove("POP_CK")
+        if profile.ensures_unique_key and not batch and not java_map.get("UNIQ_KEY"):
+            java_map.put("UNIQ_KEY", unique())
+        java_map.put("CLUSTER", settings.cluster)
+        kept = java_map.text(trailing=profile.trailing_separator)
+        wait = None if batch or profile.stores_wait else java_map.remove("WAIT")
+        text = java_map.text(trailing=profile.trailing_separator)
         for given_ in (pairs, build(pairs)):
             assert prepare(given_, settings, unique, batch=batch) == text
         if wait is not None:
-            found.put("WAIT", wait)
-            assert prepare(pairs, settings, unique, rebuilt=True) == found.text(trailing=False)
+            java_map.put("WAIT", wait)
+            assert prepare(pairs, settings, unique, rebuilt=True) == java_map.text(trailing=False)
             assert set(parse(kept)) == {*parse(text), "WAIT"}
         # What goes on from the string is what goes on from the map.
         again = JavaMap.from_properties(text, profile.map_capacity)
@@ -147,8 +147,8 @@ def test_the_month_of_another_zone() -> None:
 
 def test_ids_differ() -> None:
     make, other = unique_ids(), unique_ids()
-    made = {make() for _ in range(1000)} | {other() for _ in range(1000)}
-    assert len(made) == 2000
+    texts = {make() for _ in range(1000)} | {other() for _ in range(1000)}
+    assert len(texts) == 2000
 
 
 # -- half messages ----------------------------------------------------------------------------
@@ -164,20 +164,21 @@ def test_preparing_many_gives_what_preparing_one_gives(several, version, batch):
     settings = Settings(version=version)
     many = Preparer(settings, lambda: "ID", batch=batch)
 
-    def one(properties):
+    def prepare_one(properties):
         return prepare(properties, settings, lambda: "ID", batch=batch)
 
-    def said(make, properties):
+    def outcome_of(make, properties):
         try:
             return make(properties)
         except ValueError as error:
             return str(error)
 
     for properties in several * 2:
-        assert said(many, properties) == said(one, properties)
-    singly = [said(one, properties) for properties in several]
-    if said(many.many, several) != singly:
-        assert said(many.many, several) in singly  # what is wrong with the first that is wrong
+        assert outcome_of(many, properties) == outcome_of(prepare_one, properties)
+    singly = [outcome_of(prepare_one, properties) for properties in several]
+    if outcome_of(many.many, several) != singly:
+        assert outcome_of(many.many,
+                          several) in singly  # what is wrong with the first that is wrong
 
 
 @BOTH

@@ -46,9 +46,9 @@ class Table:
             self.bucket(pair[0]).append(list(pair))
 
     def remove(self, key: str) -> None:
-        found = self.bucket(key)
-        self.size -= sum(pair[0] == key for pair in found)
-        found[:] = [pair for pair in found if pair[0] != key]
+        texts = self.bucket(key)
+        self.size -= sum(pair[0] == key for pair in texts)
+        texts[:] = [pair for pair in texts if pair[0] != key]
 
     def pairs(self) -> list[tuple[str, str]]:
         return [(key, value) for bucket in self.buckets for key, value in bucket]
@@ -74,37 +74,37 @@ def test_it_is_a_table_of_buckets(capacity: int,
 
 @given(CAPACITIES, st.lists(KEYS, unique=True, max_size=80))
 def test_ordered_is_the_same_in_one_step(capacity: int, keys: list[str]) -> None:
-    found = JavaMap(capacity)
+    java_map = JavaMap(capacity)
     for key in keys:
-        found.put(key, "")
+        java_map.put(key, "")
     assert [keys[number] for number in ordered(tuple(keys), capacity)] == [
-        key for key, _ in found.items()]
+        key for key, _ in java_map.items()]
 
 
 def test_a_long_bucket_doubles_a_small_table() -> None:
     names = [a + b + c + d for a in ("Aa", "BB") for b in ("Aa", "BB") for c in ("Aa", "BB")
              for d in ("Aa", "BB")]
     assert len({string_hash(name) for name in names}) == 1
-    found = JavaMap(16)
+    java_map = JavaMap(16)
     for name in names[:8]:
-        found.put(name, "")
-    assert found.capacity == 16
-    found.put(names[8], "")
-    assert found.capacity == 32
+        java_map.put(name, "")
+    assert java_map.capacity == 16
+    java_map.put(names[8], "")
+    assert java_map.capacity == 32
 
 
 def test_growing() -> None:
-    found = JavaMap()
+    java_map = JavaMap()
     for number in range(12):
-        found.put(str(number), "")
-    assert found.capacity == 16
-    found.put("one more", "")
-    assert found.capacity == 32
-    found.remove("one more")
-    assert found.capacity == 32
-    assert found.get("11") == ""
-    assert found.get("one more") is None
-    assert "11" in found
+        java_map.put(str(number), "")
+    assert java_map.capacity == 16
+    java_map.put("one more", "")
+    assert java_map.capacity == 32
+    java_map.remove("one more")
+    assert java_map.capacity == 32
+    assert java_map.get("11") == ""
+    assert java_map.get("one more") is None
+    assert "11" in java_map
 
 
 @pytest.mark.parametrize(("capacity", "names"), [
@@ -116,20 +116,20 @@ def test_known_strings(capacity: int, names: str) -> None:
     pairs = [f"{name}\x01v" for name in names.split()]
     # Names of one bucket of sixteen keep their order: UNIQ_KEY, INNER_MULTI_DISPATCH.
     for turned in (pairs, pairs[3:] + pairs[:3], pairs[1:] + pairs[:1]):
-        found = JavaMap.from_properties("\x02".join(turned), capacity)
-        assert found.text(trailing=False) == "\x02".join(pairs)
+        java_map = JavaMap.from_properties("\x02".join(turned), capacity)
+        assert java_map.text(trailing=False) == "\x02".join(pairs)
 
 
 def test_overwriting_keeps_the_place_and_a_new_put_is_the_last_of_its_bucket() -> None:
-    found = JavaMap(128)
+    java_map = JavaMap(128)
     for key in COLLIDING:
-        found.put(key, "1")
-    found.put("AaAa", "2")
-    assert [key for key, _ in found.items()] == COLLIDING
-    assert found.remove("AaAa") == "2"
-    assert found.remove("AaAa") is None
-    found.put("AaAa", "3")
-    assert [key for key, _ in found.items()] == [*COLLIDING[1:], "AaAa"]
+        java_map.put(key, "1")
+    java_map.put("AaAa", "2")
+    assert [key for key, _ in java_map.items()] == COLLIDING
+    assert java_map.remove("AaAa") == "2"
+    assert java_map.remove("AaAa") is None
+    java_map.put("AaAa", "3")
+    assert [key for key, _ in java_map.items()] == [*COLLIDING[1:], "AaAa"]
 
 
 def test_later_duplicates_overwrite() -> None:

@@ -37,17 +37,17 @@ def topic(store: Path, name: str) -> dict[str, object]:
 def test_the_document(store: Path, rmqctl: Runner) -> None:
     done = rmqctl("topic", "create", store, "orders", "--read-queues", "3", "--write-queues", "2",
                   "--perm", "r", "--attribute", "message.type=FIFO", "--order", "-o", "json")
-    found = done.expect(0).json()
-    assert found["after"] == topic(store, "orders") == {
+    answer = done.expect(0).json()
+    assert answer["after"] == topic(store, "orders") == {
         "attributes": {"message.type": "FIFO"}, "order": True, "perm": 4, "readQueueNums": 3,
         "topicFilterType": "SINGLE_TAG", "topicName": "orders", "topicSysFlag": 0,
         "writeQueueNums": 2}
-    assert (found["action"], found["before"], found["dry_run"]) == ("create", None, False)
-    assert found["data_version"]["counter"] == 1
+    assert (answer["action"], answer["before"], answer["dry_run"]) == ("create", None, False)
+    assert answer["data_version"]["counter"] == 1
     again = rmqctl("topic", "create", store, "orders", "-o", "json").expect(0).json()
     assert (again["action"], again["data_version"]["counter"]) == ("none", 1)
     less = rmqctl("topic", "create", store, "orders", "--read-queues", "1", "-o", "json").expect(0)
-    assert (less.json()["action"], less.json()["before"]) == ("change", found["after"])
+    assert (less.json()["action"], less.json()["before"]) == ("change", answer["after"])
     assert "queue 1 and above" in less.err
 
 
@@ -68,16 +68,16 @@ def test_a_dry_run_changes_nothing(store: Path, rmqctl: Runner) -> None:
     assert done.json()["data_version"] is None
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
+@pytest.mark.parametrize(("words", "code", "expected_text"), [
     (["a b"], 6, "characters"), ([""], 6, "blank"), (["TBW102"], 6, "system topic"),
     (["x" * 128], 6, "128 characters"), (["t", "--perm", "9"], 2, "--perm"),
     (["t", "--read-queues", "0"], 2, "--read-queues"), ([], 2, "NAME"),
     (["t", "--attribute", "x"], 2, "FIELD=VALUE"),
     (["t", "--attribute", "x=y"], 2, "unknown topic attribute")])
 def test_what_is_refused(store: Path, rmqctl: Runner, words: list[str], code: int,
-                         said: str) -> None:
+                         expected_text: str) -> None:
     with snapshot.assert_unchanged(store / "config"):
-        assert said in rmqctl("topic", "create", store, *words).expect(code).err
+        assert expected_text in rmqctl("topic", "create", store, *words).expect(code).err
 
 
 def test_no_store(tmp_path: Path, rmqctl: Runner) -> None:
@@ -116,8 +116,8 @@ def test_the_store_of_a_broker(tiny: Tiny, rmqctl: Runner) -> None:
 def test_a_store_without_configuration(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
     root = golden_copy("4.9.3/basic/store")
     rmqctl("topic", "create", root, "orders").expect(0)
-    found = rmqctl("config", root, "topics", "-o", "json").expect(0).json()
-    assert [row["topic"] for row in found] == ["orders"]
+    answer = rmqctl("config", root, "topics", "-o", "json").expect(0).json()
+    assert [row["topic"] for row in answer] == ["orders"]
 
 
 def test_the_backup_is_mentioned(store: Path, rmqctl: Runner) -> None:

@@ -55,9 +55,9 @@ def test_it_is_read_back(value: object) -> None:
 @given(st.dictionaries(st.integers(-(1 << 31), 1 << 31), st.dictionaries(
     st.integers(0, 9), st.integers(0, 1 << 62), max_size=3), max_size=3))
 def test_bare_keys_are_read_back(value: dict[int, dict[int, int]]) -> None:
-    found = config_json.parse(fastjson.build({"t": value})).value["t"]
-    assert found == {str(key): {str(k): v for k, v in inner.items()}
-                     for key, inner in value.items()}
+    read_back = config_json.parse(fastjson.build({"t": value})).value["t"]
+    assert read_back == {str(key): {str(k): v for k, v in inner.items()}
+                         for key, inner in value.items()}
 
 
 @given(st.recursive(st.integers() | st.booleans(), lambda inner: st.lists(inner)

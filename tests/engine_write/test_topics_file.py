@@ -59,7 +59,7 @@ def read(root: Path, suffix: str = "") -> dict[str, Any]:
 
 
 def test_the_first_topic_of_a_store(tmp_path: Path) -> None:
-    made = topics(tmp_path).create("orders")
+    created = topics(tmp_path).create("orders")
     assert main(tmp_path).read_text() == """{
 	"dataVersion":{
 		"counter":1,
@@ -79,7 +79,7 @@ def test_the_first_topic_of_a_store(tmp_path: Path) -> None:
 		}
 	}
 }"""
-    assert made == topics(tmp_path).get("orders")
+    assert created == topics(tmp_path).get("orders")
     assert not main(tmp_path, ".bak").exists()
     assert not list((tmp_path / ".rmqctl").iterdir())
 
@@ -96,12 +96,12 @@ def test_four_has_neither_attributes_nor_a_state_version(tmp_path: Path) -> None
 
 
 def test_reading_makes_nothing(tmp_path: Path) -> None:
-    found = topics(tmp_path)
-    assert found.get("orders") is None
-    assert not found.exists
-    assert found.batch_topics() == frozenset()
-    assert found.allows("orders", 99) is None
-    assert found.plan("orders").action == "create"
+    store_topics = topics(tmp_path)
+    assert store_topics.get("orders") is None
+    assert not store_topics.exists
+    assert store_topics.batch_topics() == frozenset()
+    assert store_topics.allows("orders", 99) is None
+    assert store_topics.plan("orders").action == "create"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -111,25 +111,25 @@ def test_reading_makes_nothing(tmp_path: Path) -> None:
 def test_all_else_stays_in_its_order(tmp_path: Path) -> None:
     before = write(tmp_path, BROKERS)
     topics(tmp_path).create("new", 1, 1)
-    found = read(tmp_path)
+    content = read(tmp_path)
     assert main(tmp_path, ".bak").read_bytes() == before
-    assert list(found) == list(BROKERS)
-    assert list(found["topicConfigTable"]) == [*BROKERS["topicConfigTable"], "new"]
-    assert found.pop("dataVersion") == {"counter": 8, "stateVersion": 3, "timestamp": NOW}
-    del found["topicConfigTable"]["new"]
-    assert found == {key: value for key, value in BROKERS.items() if key != "dataVersion"}
+    assert list(content) == list(BROKERS)
+    assert list(content["topicConfigTable"]) == [*BROKERS["topicConfigTable"], "new"]
+    assert content.pop("dataVersion") == {"counter": 8, "stateVersion": 3, "timestamp": NOW}
+    del content["topicConfigTable"]["new"]
+    assert content == {key: value for key, value in BROKERS.items() if key != "dataVersion"}
 
 
 def test_a_topic_keeps_what_is_not_given(tmp_path: Path) -> None:
     write(tmp_path, BROKERS)
-    known = topics(tmp_path)
-    assert known.plan("zeta", write_queues=9).action == "change"
-    known.create("zeta", write_queues=9, attributes={"message.type": "FIFO"})
+    store_topics = topics(tmp_path)
+    assert store_topics.plan("zeta", write_queues=9).action == "change"
+    store_topics.create("zeta", write_queues=9, attributes={"message.type": "FIFO"})
     old = BROKERS["topicConfigTable"]["zeta"]
     assert topics(tmp_path).get("zeta") == {
         **old, "writeQueueNums": 9, "attributes": {"+odd": "1", "message.type": "FIFO"}}
     assert list(read(tmp_path)["topicConfigTable"]) == list(BROKERS["topicConfigTable"])
-    assert known.get("zeta") == topics(tmp_path).get("zeta")
+    assert store_topics.get("zeta") == topics(tmp_path).get("zeta")
 
 
 def test_a_topic_that_is_as_wanted_changes_nothing(tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_topic_that_is_as_wanted_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_each_change_keeps_the_one_before(tmp_path: Path) -> None:
-    known = topics(tmp_path)
+    store_topics = topics(tmp_path)
     for number in range(1, 5):
         old = main(tmp_path).read_bytes() if number > 1 else None
-        known.create(f"t{number}")
+        store_topics.create(f"t{number}")
         assert read(tmp_path)["dataVersion"]["counter"] == number
         assert (main(tmp_path, ".bak").read_bytes() if old else None) == old
     assert list(read(tmp_path)["topicConfigTable"]) == ["t1", "t2", "t3", "t4"]
@@ -153,28 +153,29 @@ def test_each_change_keeps_the_one_before(tmp_path: Path) -> None:
 def test_many_made_one_after_the_other_are_read_once(tmp_path: Path,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, BROKERS)
-    known = topics(tmp_path)
+    store_topics = topics(tmp_path)
     loads: list[str] = []
     load = table.load_one
     monkeypatch.setattr(table, "load_one", lambda *of: loads.append(of[1]) or load(*of))
     for number in range(20):
-        known.auto_create(f"t{number}") if number % 2 else known.create(f"t{number}", 1)
+        store_topics.auto_create(f"t{number}") if number % 2 else store_topics.create(f"t{number}",
+                                                                                      1)
     assert not loads
     value = read(tmp_path)
     assert list(value["topicConfigTable"])[-20:] == [f"t{number}" for number in range(20)]
-    known.create("t3", 9)
-    known.create("t4", 9)
+    store_topics.create("t3", 9)
+    store_topics.create("t4", 9)
     assert read(tmp_path)["topicConfigTable"]["t3"]["readQueueNums"] == 9
-    assert main(tmp_path).read_bytes() == fastjson.build(known._value)
+    assert main(tmp_path).read_bytes() == fastjson.build(store_topics._value)
 
 
 def test_what_another_wrote_meanwhile_is_not_lost(tmp_path: Path) -> None:
-    known = topics(tmp_path)
-    known.create("first")
+    store_topics = topics(tmp_path)
+    store_topics.create("first")
     topics(tmp_path).create("second")
-    known.create("third")
+    store_topics.create("third")
     topics(tmp_path).create("fourth")
-    known.auto_create("fifth")
+    store_topics.auto_create("fifth")
     assert list(read(tmp_path)["topicConfigTable"]) == ["first", "second", "third", "fourth",
                                                         "fifth"]
 
@@ -192,13 +193,13 @@ def test_unknown_content_stays(value: dict[str, Any],
     root.mkdir(exist_ok=True)
     write(root, value)
     topics(root).create("t")
-    found = config_json.parse(main(root).read_bytes()).value
-    assert found.pop("topicConfigTable").keys() == {"t"}
-    version = found.pop("dataVersion")
+    content = config_json.parse(main(root).read_bytes()).value
+    assert content.pop("topicConfigTable").keys() == {"t"}
+    version = content.pop("dataVersion")
     old = value.pop("dataVersion", {})
     assert version == {**old, "counter": 1, "timestamp": NOW,
                        "stateVersion": old.get("stateVersion", 0)}
-    assert found == value
+    assert content == value
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -244,10 +245,10 @@ def test_attributes(tmp_path: Path) -> None:
     wanted = {"queue.type": "BatchCQ", "cleanup.policy": "COMPACTION", "message.type": "MIXED",
               "reserve.time": "-1"}
     assert topics(tmp_path).create("orders", attributes=wanted)["attributes"] == wanted
-    known = topics(tmp_path)
-    known.create("orders", attributes={"queue.type": "BatchCQ", "message.type": "FIFO"})
+    store_topics = topics(tmp_path)
+    store_topics.create("orders", attributes={"queue.type": "BatchCQ", "message.type": "FIFO"})
     with pytest.raises(RefusedError, match=r"queue\.type"):
-        known.create("orders", attributes={"queue.type": "SimpleCQ"})
+        store_topics.create("orders", attributes={"queue.type": "SimpleCQ"})
     with pytest.raises(UsageError, match=r"4\.9\.3"):
         topics(tmp_path, V4).create("other", attributes={"message.type": "FIFO"})
 
@@ -259,17 +260,17 @@ def test_the_backup_is_taken_and_stays_good(tmp_path: Path) -> None:
     good = write(tmp_path, BROKERS, ".bak")
     for damaged in (b"", b"{\"dataVersion\":{", b"\0" * 40):
         write(tmp_path, damaged)
-        known = topics(tmp_path)
-        assert known.exists
-        assert "reading config/topics.json.bak instead" in known.notes[0]
-        assert known.get("zeta")
-        known.create(f"new{len(damaged)}")
+        store_topics = topics(tmp_path)
+        assert store_topics.exists
+        assert "reading config/topics.json.bak instead" in store_topics.notes[0]
+        assert store_topics.get("zeta")
+        store_topics.create(f"new{len(damaged)}")
         assert main(tmp_path, ".bak").read_bytes() == good
         assert read(tmp_path)["topicConfigTable"].keys() == {
             *BROKERS["topicConfigTable"], f"new{len(damaged)}"}
     # What was damaged is kept aside (an empty file holds nothing to keep).
     kept = sorted((tmp_path / ".rmqctl" / "kept").rglob("topics.json*"))
-    assert sorted(one.read_bytes() for one in kept) == [b"\0" * 40, b"{\"dataVersion\":{"]
+    assert sorted(path.read_bytes() for path in kept) == [b"\0" * 40, b"{\"dataVersion\":{"]
 
 
 def test_a_missing_main_file(tmp_path: Path) -> None:
@@ -338,9 +339,9 @@ def test_every_fault_leaves_old_or_new(tmp_path: Path, kill: bool, fallen_back: 
             stopped += 1
         else:  # a backup that cannot be read while the main file is good stops nobody
             assert topics(root).get("new")
-        found = topics(root)
-        assert found.get("zeta") == old
-        found.create("new")
+        store_topics = topics(root)
+        assert store_topics.get("zeta") == old
+        store_topics.create("new")
         assert topics(root).get("new")
         assert {"newer"} <= read(root).keys() or fallen_back
         assert config_json.parse(main(root, ".bak").read_bytes()).value["dataVersion"]
@@ -351,12 +352,12 @@ def test_every_fault_leaves_old_or_new(tmp_path: Path, kill: bool, fallen_back: 
 
 
 def test_a_topic_made_by_sending(tmp_path: Path) -> None:
-    known = topics(tmp_path)
-    made = known.auto_create("orders")
-    assert made == {"attributes": {}, "order": False, "perm": 6, "readQueueNums": 4,
-                    "topicFilterType": "SINGLE_TAG", "topicName": "orders", "topicSysFlag": 0,
-                    "writeQueueNums": 4}
-    assert known.get("orders") == made == known.auto_create("orders")
+    store_topics = topics(tmp_path)
+    config = store_topics.auto_create("orders")
+    assert config == {"attributes": {}, "order": False, "perm": 6, "readQueueNums": 4,
+                      "topicFilterType": "SINGLE_TAG", "topicName": "orders", "topicSysFlag": 0,
+                      "writeQueueNums": 4}
+    assert store_topics.get("orders") == config == store_topics.auto_create("orders")
     assert read(tmp_path)["dataVersion"]["counter"] == 1
     assert "attributes" not in topics(tmp_path, V4).auto_create("more")
 
@@ -366,8 +367,8 @@ def test_the_model_is_the_stores_own(tmp_path: Path) -> None:
     assert topics(tmp_path).auto_create("orders")["writeQueueNums"] == 3
     table = {"TBW102": {"perm": 7, "writeQueueNums": -5, "topicFilterType": "MULTI_TAG"}}
     write(tmp_path, {"topicConfigTable": table})
-    made = topics(tmp_path).auto_create("orders")
-    assert (made["readQueueNums"], made["topicFilterType"]) == (0, "MULTI_TAG")
+    config = topics(tmp_path).auto_create("orders")
+    assert (config["readQueueNums"], config["topicFilterType"]) == (0, "MULTI_TAG")
     table["TBW102"]["perm"] = 6
     write(tmp_path, {"topicConfigTable": table})
     assert "does not exist" in topics(tmp_path).creation_problem("orders")
@@ -377,16 +378,16 @@ def test_the_model_is_the_stores_own(tmp_path: Path) -> None:
 
 
 def test_what_is_not_made_by_sending(tmp_path: Path) -> None:
-    known = topics(tmp_path)
+    store_topics = topics(tmp_path)
     for name in ("", "a b", "x" * 128, "SCHEDULE_TOPIC_XXXX", "SELF_TEST_TOPIC"):
-        assert known.creation_problem(name)
+        assert store_topics.creation_problem(name)
         with pytest.raises(RefusedError):
-            known.auto_create(name)
+            store_topics.auto_create(name)
     # A broker has these by itself: they are not written down.
     assert topics(tmp_path, V4).auto_create("SELF_TEST_TOPIC")["readQueueNums"] == 1
-    assert known.auto_create("BenchmarkTest")["readQueueNums"] == 1024
+    assert store_topics.auto_create("BenchmarkTest")["readQueueNums"] == 1024
     assert list(tmp_path.iterdir()) == []
-    assert known.auto_create("RMQ_SYS_TRACE_TOPIC")["readQueueNums"] == 4
+    assert store_topics.auto_create("RMQ_SYS_TRACE_TOPIC")["readQueueNums"] == 4
     assert list(read(tmp_path)["topicConfigTable"]) == ["RMQ_SYS_TRACE_TOPIC"]
 
 
@@ -404,10 +405,10 @@ def test_batch_topics(tmp_path: Path) -> None:
 
 def test_what_a_queue_allows(tmp_path: Path) -> None:
     write(tmp_path, BROKERS)
-    known = topics(tmp_path)
-    assert known.allows("zeta", 7) is None
-    assert "8 queues" in known.allows("zeta", 8)
-    assert "queue -1 does not exist" in known.allows("zeta", -1)
-    assert "not writable" in known.allows("alpha", 0)
-    assert known.allows("nobody", 1000) is None
-    assert known.allows("broken", 1000) is None
+    store_topics = topics(tmp_path)
+    assert store_topics.allows("zeta", 7) is None
+    assert "8 queues" in store_topics.allows("zeta", 8)
+    assert "queue -1 does not exist" in store_topics.allows("zeta", -1)
+    assert "not writable" in store_topics.allows("alpha", 0)
+    assert store_topics.allows("nobody", 1000) is None
+    assert store_topics.allows("broken", 1000) is None

@@ -113,8 +113,8 @@ def test_oddities_are_reported_with_their_place(raw: bytes, value: Any,
                                             oddities: list[tuple[str, int]]) -> None:
     parsed = config_json.parse(raw)
     assert parsed.value == value
-    assert [(one.kind, one.offset) for one in parsed.oddities] == oddities
-    assert all(isinstance(one, Oddity) and one.detail for one in parsed.oddities)
+    assert [(oddity.kind, oddity.offset) for oddity in parsed.oddities] == oddities
+    assert all(isinstance(oddity, Oddity) and oddity.detail for oddity in parsed.oddities)
 
 
 @pytest.mark.parametrize(("raw", "offset", "path"), [
@@ -165,7 +165,7 @@ def test_depth_is_bounded(opening: bytes, closing: bytes, depth: int) -> None:
 def test_brackets_behind_the_value_are_no_depth() -> None:
     value, oddities = config_json.parse(b'{"a":1}' + b"[" * 1000)
     assert value == {"a": 1}
-    assert [one.offset for one in oddities] == [7]
+    assert [oddity.offset for oddity in oddities] == [7]
 
 
 def test_brackets_in_texts_are_no_depth() -> None:
@@ -256,13 +256,13 @@ def test_many_duplicates_are_read_as_few(end: bytes, is_read_on: bool,
         except FormatError as error:
             return str(error)
 
-    slowly = read(lambda one: config_json._Reader(config_json._Text(one)).read()[0])
+    slowly = read(lambda text: config_json._Reader(config_json._Text(text)).read()[0])
     steps = []
     step = config_json._Reader._skip
     monkeypatch.setattr(config_json._Reader, "_skip", lambda of: (steps.append(1), step(of))[1])
-    found = read(config_json.parse)
-    assert (found if isinstance(found, str) else found.value) == slowly
+    content = read(config_json.parse)
+    assert (content if isinstance(content, str) else content.value) == slowly
     assert (len(steps) > 60 * config_json.MAX_ODDITIES) == is_read_on
-    if not isinstance(found, str):
-        assert [each.kind for each in found.oddities][:config_json.MAX_ODDITIES] == [
+    if not isinstance(content, str):
+        assert [oddity.kind for oddity in content.oddities][:config_json.MAX_ODDITIES] == [
             "duplicate-key"] * config_json.MAX_ODDITIES

@@ -70,9 +70,9 @@ EXAMPLES: list[tuple[str, bytes, Any]] = [
 @pytest.mark.parametrize(("raw", "value"), [
     pytest.param(raw, value, id=name) for name, raw, value in EXAMPLES])
 def test_examples_of_the_draft(raw: bytes, value: Any) -> None:
-    found = loads(raw)
-    assert found == value
-    assert type(found) is type(value)
+    document = loads(raw)
+    assert document == value
+    assert type(document) is type(value)
     for length in range(len(raw)):
         with pytest.raises(HessianError):
             loads(raw[:length])

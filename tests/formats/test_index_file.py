@@ -70,7 +70,7 @@ def test_entries_are_the_keys_of_the_stored_messages(name: str, golden: GoldenFo
     folder = golden(name)
     expect = engine.load(folder / "expect.json")
     shape = index.IndexShape(expect.index_slots, expect.index_max)
-    found = []
+    values = []
     for file, header in index_files(folder):
         data = file.read_bytes()
         heads = [entry.entry for entry in index.SLOT.decode_all(
@@ -81,17 +81,17 @@ def test_entries_are_the_keys_of_the_stored_messages(name: str, golden: GoldenFo
             assert entry.previous < number
             assert shape.slot_of(entry.key_hash) < shape.slots
             assert abs(index.entry_time(header, entry) - header.begin_timestamp) < 1 << 40
-            found.append((entry.key_hash, entry.physical_offset))
+            values.append((entry.key_hash, entry.physical_offset))
             chained.add(entry.previous)
         assert set(filter(None, heads)) | (chained - {0}) == set(range(1, header.index_count))
         assert sum(map(bool, heads)) == header.hash_slot_count
     wanted = []
     for put in engine.puts(folder / "input.jsonl"):
-        for one in put.stored:
-            if sysflag.is_indexed(one.sys_flag):
-                wanted += [(index.key_hash(one.topic, key), one.physical_offset)
-                           for key in index.keys_of(props.parse(one.properties))]
-    assert found == wanted
+        for message in put.stored:
+            if sysflag.is_indexed(message.sys_flag):
+                wanted += [(index.key_hash(message.topic, key), message.physical_offset)
+                           for key in index.keys_of(props.parse(message.properties))]
+    assert values == wanted
 
 
 def test_keys_of_a_message() -> None:

@@ -54,8 +54,8 @@ def test_base_offsets_as_the_engine_wrote_them():
        st.sampled_from([16, 64, 2048]))
 def test_every_key_once(keys, capacity):
     table = {key: number for number, key in enumerate(keys)}
-    assert dict(found := maps.ordered(table, capacity)) == table
-    assert len(found) == len(table)
+    assert dict(ordered := maps.ordered(table, capacity)) == table
+    assert len(ordered) == len(table)
 
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), unique=True, max_size=80))

@@ -61,28 +61,28 @@ def test_golden_bytes() -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_every_record_is_what_the_engine_stored(name: str, golden: GoldenFolder) -> None:
-    stored = {one.physical_offset: one for put in engine.puts(golden(name) / "input.jsonl")
-              for one in put.stored}
+    stored = {message.physical_offset: message for put in engine.puts(golden(name) / "input.jsonl")
+              for message in put.stored}
     count = 0
     for offset, raw in frames(golden(name)):
-        said = stored[offset]
+        queue = stored[offset]
         record = message.decode(raw, 0, offset)
         assert record == message.parse(raw, 0, offset)
         assert message.build(record) == raw
-        assert hashlib.sha1(raw).hexdigest() == said.raw_sha1
+        assert hashlib.sha1(raw).hexdigest() == queue.raw_sha1
         assert (record.magic, record.total_size, record.body_crc, record.queue_id, record.flag,
                 record.queue_offset, record.physical_offset, record.sys_flag,
                 record.born_timestamp, record.store_timestamp, record.reconsume_times,
                 record.prepared_transaction_offset) == (
-            said.magic, said.size, said.body_crc, said.queue_id, said.flag, said.queue_offset,
-            said.physical_offset, said.sys_flag, said.born_timestamp, said.store_timestamp,
-            said.reconsume_times, said.prepared_transaction_offset)
-        assert record.topic.decode() == said.topic
-        assert record.properties.decode() == said.properties
-        assert hashlib.sha1(record.body).hexdigest() == said.body_sha1
+            queue.magic, queue.size, queue.body_crc, queue.queue_id, queue.flag, queue.queue_offset,
+            queue.physical_offset, queue.sys_flag, queue.born_timestamp, queue.store_timestamp,
+            queue.reconsume_times, queue.prepared_transaction_offset)
+        assert record.topic.decode() == queue.topic
+        assert record.properties.decode() == queue.properties
+        assert hashlib.sha1(record.body).hexdigest() == queue.body_sha1
         assert record.crc_ok
-        for host, text in ((record.born_host, said.born_host),
-                           (record.store_host, said.store_host)):
+        for host, text in ((record.born_host, queue.born_host),
+                           (record.store_host, queue.store_host)):
             assert host == message.host_bytes(text)
         count += 1
     assert count == len(stored) > 20
@@ -93,14 +93,15 @@ def test_message_ids_are_the_engines(name: str, golden: GoldenFolder) -> None:
     records = {offset: message.decode(raw) for offset, raw in frames(golden(name))}
     count = 0
     for put in engine.puts(golden(name) / "input.jsonl"):
-        ids = [one for one in (put.result.get("msgId") or "").split(",") if one]
+        ids = [part for part in (put.result.get("msgId") or "").split(",") if part]
         if len(ids) != len(put.stored):
             continue
-        for text, one in zip(ids, put.stored, strict=True):
-            record = records[one.physical_offset]
+        for text, stored_message in zip(ids, put.stored, strict=True):
+            record = records[stored_message.physical_offset]
             assert record.message_id == text
-            assert message.parse_message_id(text) == (*record.store_host, one.physical_offset)
-            assert message.parse_message_id(text.lower())[2] == one.physical_offset
+            assert message.parse_message_id(text) == (*record.store_host,
+                                                      stored_message.physical_offset)
+            assert message.parse_message_id(text.lower())[2] == stored_message.physical_offset
             count += 1
     assert count > 20
 

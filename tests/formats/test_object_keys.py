@@ -33,9 +33,9 @@ def test_offsets_of_a_client(main: Path, rmqctl: Runner, data: bytes, rows: list
     elsewhere = main.parents[3] / "copy.json"
     for path in (main, main.with_name("offsets.json.bak"), *([elsewhere] if rows else [])):
         path.write_bytes(data)
-        found = rmqctl("dump", path, "-o", "jsonl").expect(0).jsonl()
+        entries = rmqctl("dump", path, "-o", "jsonl").expect(0).jsonl()
         assert [(row["topic"], row["broker"], row["queue_id"], row["queue_offset"])
-                for row in found] == rows
+                for row in entries] == rows
 
 
 @pytest.mark.parametrize(("data", "offset", "field"), [
@@ -53,17 +53,17 @@ def test_a_damaged_file_is_damaged(main: Path, rmqctl: Runner, data: bytes, offs
         "damaged", offset, field)
 
 
-@pytest.mark.parametrize(("backup", "said"), [
+@pytest.mark.parametrize(("backup", "expected_text"), [
     (ONE, "offsets.json.bak instead, which is intact (queues: 1)"),
     (ONE[:30], "is damaged, too (@30"), (b"", "starts without offsets"),
     (None, "starts without offsets")])
 def test_what_the_client_does_instead(main: Path, rmqctl: Runner, backup: bytes | None,
-                                      said: str) -> None:
+                                      expected_text: str) -> None:
     main.write_bytes(ONE[:50])
     if backup is not None:
         main.with_name("offsets.json.bak").write_bytes(backup)
-    assert said in rmqctl("dump", main).expect(1).err
-    assert said in rmqctl("offsets", "diff", main, main).expect(6).err
+    assert expected_text in rmqctl("dump", main).expect(1).err
+    assert expected_text in rmqctl("offsets", "diff", main, main).expect(6).err
 
 
 def test_a_store_takes_the_offsets(main: Path, tmp_path: Path, rmqctl: Runner) -> None:
@@ -73,8 +73,8 @@ def test_a_store_takes_the_offsets(main: Path, tmp_path: Path, rmqctl: Runner) -
     main.write_text('{"offsetTable":{%s}}' % ",".join(f"{key}:{at}" for key, at in keys))  # noqa: UP031
     words = ("offsets", "import", store, main, "-o", "json")
     plan = rmqctl(*words).expect(0).json()
-    assert [(one["group"], one["topic"], one["queue_id"], one["to"])
-            for one in plan["queues"]] == [("g", "orders", 0, 2), ("g", "orders", 1, 3)]
+    assert [(queue["group"], queue["topic"], queue["queue_id"], queue["to"])
+            for queue in plan["queues"]] == [("g", "orders", 0, 2), ("g", "orders", 1, 3)]
     rmqctl(*words, "--group", "billing", "--replace", "--apply", "--yes").expect(0)
     rmqctl("offsets", "diff", main, store, "--group", "billing", "--topic", "orders").expect(1)
     changed = json.loads((store / "config" / "consumerOffset.json").read_text())["offsetTable"]
@@ -89,7 +89,7 @@ def test_what_is_not_clear_is_asked(main: Path, tmp_path: Path, rmqctl: Runner) 
     main.write_bytes(PRETTY.replace(b'"b{}"', b'"c"', 1))
     assert "brokers (b{}, c)" in rmqctl("offsets", "import", store, main).expect(6).err
     plan = rmqctl("offsets", "import", store, main, "--broker", "c", "-o", "json").expect(0).json()
-    assert [one["queue_id"] for one in plan["queues"]] == [3]
+    assert [queue["queue_id"] for queue in plan["queues"]] == [3]
 
 
 def test_only_who_asks_reads_such_keys() -> None:

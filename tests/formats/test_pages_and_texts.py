@@ -25,11 +25,11 @@ from tests.formats.strategies import i64, records_of
 
 def test_checkpoint_of_the_engine(golden: GoldenFolder) -> None:
     data = (golden("5.3.3/basic") / "store/checkpoint").read_bytes()
-    found = checkpoint.parse(data)
-    assert found == CheckpointRecord(0x1903C59F59F, 0x1903C5C9265, 0x1903C5BAA90, 0, 0)
-    assert checkpoint.build(found) == data
-    assert found.min_timestamp == 0x1903C59F59F - 3000
-    assert found.min_timestamp_index == found.min_timestamp
+    parsed_checkpoint = checkpoint.parse(data)
+    assert parsed_checkpoint == CheckpointRecord(0x1903C59F59F, 0x1903C5C9265, 0x1903C5BAA90, 0, 0)
+    assert checkpoint.build(parsed_checkpoint) == data
+    assert parsed_checkpoint.min_timestamp == 0x1903C59F59F - 3000
+    assert parsed_checkpoint.min_timestamp_index == parsed_checkpoint.min_timestamp
     assert checkpoint.rest_is_zero(data)
     assert not checkpoint.rest_is_zero(data[:-1] + b"\1")
 
@@ -63,10 +63,10 @@ def test_a_young_checkpoint_does_not_go_below_zero() -> None:
 
 def test_timercheck_of_the_engine(golden: GoldenFolder) -> None:
     data = (golden("5.3.3/timer") / "store/config/timercheck").read_bytes()
-    found = timer_check.parse(data)
-    assert found[:4] == (1795233775000, 3688, 66, 66)
-    assert found.timestamp > 1795233764000
-    assert timer_check.build(found) == data
+    timer_checkpoint = timer_check.parse(data)
+    assert timer_checkpoint[:4] == (1795233775000, 3688, 66, 66)
+    assert timer_checkpoint.timestamp > 1795233764000
+    assert timer_check.build(timer_checkpoint) == data
     assert timer_check.rest_is_zero(data)
 
 

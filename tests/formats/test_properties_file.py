@@ -11,10 +11,10 @@ from rmqctl.formats.config.properties_file import parse
 
 
 def pairs(text: bytes) -> list[tuple[str, str]]:
-    return [(one.key, one.value) for one in parse(text)]
+    return [(setting.key, setting.value) for setting in parse(text)]
 
 
-@pytest.mark.parametrize(("text", "found"), [
+@pytest.mark.parametrize(("text", "expected"), [
     (b"a=1\nb = 2\r\nc:3\rd 4\n", [("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]),
     (b"  a\t=\t1 2 \n", [("a", "1 2 ")]),  # space behind a value stays
     (b"# x=1\n ! y=2\n\n a=1", [("a", "1")]),
@@ -30,12 +30,13 @@ def pairs(text: bytes) -> list[tuple[str, str]]:
     (b"a=\\\n# no comment here", [("a", "# no comment here")]),
     (b"", []),
 ])
-def test_lines(text: bytes, found: list[tuple[str, str]]) -> None:
-    assert pairs(text) == found
+def test_lines(text: bytes, expected: list[tuple[str, str]]) -> None:
+    assert pairs(text) == expected
 
 
 def test_lines_are_numbered() -> None:
-    assert [(one.key, one.line) for one in parse(b"#\n\na=1\\\n2\nb=3")] == [("a", 3), ("b", 5)]
+    assert [(setting.key, setting.line)
+            for setting in parse(b"#\n\na=1\\\n2\nb=3")] == [("a", 3), ("b", 5)]
 
 
 @pytest.mark.parametrize("text", [b"x=1\na=\\u12", b"x=1\na=\\uzzzz", b"x=1\n\\u=1"])
@@ -47,7 +48,7 @@ def test_java_refuses_half_an_escape(text: bytes) -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes(data: bytes) -> None:
     try:
-        for one in parse(data):
-            one.value.encode()
+        for setting in parse(data):
+            setting.value.encode()
     except FormatError:
         pass

@@ -81,11 +81,12 @@ def test_tags_codes_are_the_engines(golden: GoldenFolder) -> None:
                  if not unit.is_filler}
         checked = 0
         for put in engine.puts(folder / "input.jsonl"):
-            for one in put.stored:
-                if one.physical_offset in codes:
+            for record in put.stored:
+                if record.physical_offset in codes:
                     assert consume_queue.tags_code(
-                        one.topic, props.parse(one.properties), one.store_timestamp) == codes[
-                            one.physical_offset]
+                        record.topic, props.parse(record.properties),
+                        record.store_timestamp) == codes[
+                            record.physical_offset]
                     checked += 1
         assert checked > 20
 
@@ -174,13 +175,13 @@ def test_ext_units_are_what_the_engine_reads(name: str, golden: GoldenFolder) ->
                                         / str(queue.queue_id))
                 for number, row in enumerate(consume_queue.UNIT.decode_all(data))}
         for unit in queue.units:
-            found = units[rows[unit.queue_offset].tags_code]
-            assert found is not None
+            unit_record = units[rows[unit.queue_offset].tags_code]
+            assert unit_record is not None
             if unit.ext is None:
-                assert found.tags_code == unit.tags_code
+                assert unit_record.tags_code == unit.tags_code
             else:
-                assert found == (unit.ext.size, unit.ext.tags_code, unit.ext.store_timestamp,
-                                 unit.ext.bit_map or b"")
+                assert unit_record == (unit.ext.size, unit.ext.tags_code, unit.ext.store_timestamp,
+                                       unit.ext.bit_map or b"")
             checked += 1
     assert checked > 50
     assert expect.queues
@@ -277,9 +278,9 @@ def test_compaction_log_records_are_rewritten_commitlog_records(golden: GoldenFo
         data = log.read_bytes()
         units = [unit for unit in compaction.UNIT.decode_all(Path(
             re.sub("compactionLog", "compactionCq", str(log))).read_bytes()) if unit.is_valid]
-        found = list(records(data))
-        assert len(found) == len(units) > 0
-        for (record, raw), unit in zip(found, units, strict=True):
+        messages = list(records(data))
+        assert len(messages) == len(units) > 0
+        for (record, raw), unit in zip(messages, units, strict=True):
             assert (unit.physical_offset, unit.size, unit.msg_base_offset) == (
                 record.physical_offset, len(raw), record.queue_offset)
             key = (record.topic, record.queue_id, record.queue_offset)

@@ -44,12 +44,13 @@ def test_keys_that_no_broker_writes(raw: bytes) -> None:
 def test_values() -> None:
     offset, topic, version = (config.parse_key(raw) for raw in (OFFSET, TOPIC, VERSION))
     assert config.parse_value(offset, bytes(7) + b"\n") == 10
-    known = VersionRecord(0, 0x1A20194B34A, 0x30)
+    version_record = VersionRecord(0, 0x1A20194B34A, 0x30)
     raw = bytes.fromhex("0000000000000000 000001a20194b34a 0000000000000030")
-    assert config.parse_value(version, raw) == known
-    assert known.as_json() == {"counter": 48, "stateVersion": 0, "timestamp": 0x1A20194B34A}
+    assert config.parse_value(version, raw) == version_record
+    assert version_record.as_json() == {"counter": 48, "stateVersion": 0,
+                                        "timestamp": 0x1A20194B34A}
     assert config.parse_value(topic, b'\1{"perm":6}') == {"perm": 6}
-    for key, value, written in ((offset, 10, bytes(7) + b"\n"), (version, known, raw),
+    for key, value, written in ((offset, 10, bytes(7) + b"\n"), (version, version_record, raw),
                                 (topic, b"{}", b"\1{}")):
         assert config.build_value(value) == written
         config.parse_value(key, written)
@@ -60,9 +61,10 @@ def test_values() -> None:
 
 
 def test_pop_check_points() -> None:
-    found = small_stores.pop_state(POP, b'{"popTime":1795320000000,"offset":100}')
-    assert found == {"visible_at": 1795320060000, "group": "G_pop", "topic": "TP_orders",
-                     "queue_id": 0, "queue_offset": 100, "popTime": 1795320000000, "offset": 100}
+    pop_state = small_stores.pop_state(POP, b'{"popTime":1795320000000,"offset":100}')
+    assert pop_state == {"visible_at": 1795320060000, "group": "G_pop", "topic": "TP_orders",
+                         "queue_id": 0, "queue_offset": 100, "popTime": 1795320000000,
+                         "offset": 100}
     for length in range(len(POP)):
         with pytest.raises(FormatError):
             small_stores.pop_state(POP[:length], b"{}")

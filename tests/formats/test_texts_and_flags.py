@@ -89,10 +89,10 @@ def test_built_properties_are_read(pairs: dict[str, str], trailing: bool) -> Non
 def test_what_the_engine_stored_is_read_and_written_back(
         name: str, golden: Callable[[str], Path]) -> None:
     for put in engine.puts(golden(name) / "input.jsonl"):
-        for one in put.stored:
-            found = props.parse(one.properties)
-            trailing = one.properties.endswith("\x02")
-            assert props.build(found, trailing=trailing) == one.properties
+        for message in put.stored:
+            properties = props.parse(message.properties)
+            trailing = message.properties.endswith("\x02")
+            assert props.build(properties, trailing=trailing) == message.properties
 
 
 def test_keys_are_split_on_single_spaces() -> None:

@@ -122,9 +122,9 @@ def test_sizes_of_the_defaults():
 def test_shapes_come_back(slots, items, old):
     shape = fmt.TieredIndexShape(slots, items, old)
     header = fmt.HeaderRecord(fmt.END_MAGIC, 1, 2, slots if old else 1, items)
-    found = fmt.compacted_shape(header, shape.compacted_size(items))
+    tiered_index_shape = fmt.compacted_shape(header, shape.compacted_size(items))
     # A file of 5.1 has four bytes more: never a whole number of slots of the other form.
-    assert (found.slots, found.old) == (slots, old)
+    assert (tiered_index_shape.slots, tiered_index_shape.old) == (slots, old)
     given_slots = fmt.open_shape(shape.open_size, slots=slots)
     assert given_slots.open_size == shape.open_size
     assert given_slots.slots == slots

@@ -89,25 +89,25 @@ def test_the_engines_bytes_come_back(state, suffix, golden: GoldenFolder):
     if suffix and not path.exists():
         pytest.skip("no .bak in this set")
     data = path.read_bytes()
-    found = meta.parse(data)
-    assert not found.faults
-    assert not found.old
-    assert meta.build(found) == data
-    assert meta.build(found.copy()) == data
+    metadata = meta.parse(data)
+    assert not metadata.faults
+    assert not metadata.old
+    assert meta.build(metadata) == data
+    assert meta.build(metadata.copy()) == data
 
 
 def test_the_fragment_of_the_spec():
-    found = meta.parse(FRAGMENT)
-    assert not found.faults
-    assert sorted(found.segments[COMMIT_LOG][PATH]) == [0, 381, 762]
-    assert found.segments[COMMIT_LOG][PATH][762] == meta.SegmentEntry(
+    metadata = meta.parse(FRAGMENT)
+    assert not metadata.faults
+    assert sorted(metadata.segments[COMMIT_LOG][PATH]) == [0, 381, 762]
+    assert metadata.segments[COMMIT_LOG][PATH][762] == meta.SegmentEntry(
         PATH, 0, 762, 0, 254, 1700000009000, 1700000006000, 1700000007000)
-    assert found.queues == {"TopicA": {3: meta.QueueEntry("TopicA", "broker-a", 3, -1, -1,
-                                                          1700000009000)}}
-    assert found.topic_of(0) == "TopicA"
-    assert found.topic_of(1) is None
-    assert found.serial == 0
-    assert meta.build(found) == FRAGMENT
+    assert metadata.queues == {"TopicA": {3: meta.QueueEntry("TopicA", "broker-a", 3, -1, -1,
+                                                             1700000009000)}}
+    assert metadata.topic_of(0) == "TopicA"
+    assert metadata.topic_of(1) is None
+    assert metadata.serial == 0
+    assert meta.build(metadata) == FRAGMENT
 
 
 # -- other ways to write the same -----------------------------------------------------------------
@@ -130,8 +130,8 @@ def test_paths_of_windows():
     value = _value()
     table = value["commitLogFileSegmentTable"]
     table[PATH.replace("/", "\\")] = entries = table.pop(PATH)
-    for one in entries.values():
-        one["path"] = one["path"].replace("/", "\\")
+    for entry in entries.values():
+        entry["path"] = entry["path"].replace("/", "\\")
     assert meta.build(meta.parse(json.dumps(value).encode())) == FRAGMENT
 
 
@@ -143,19 +143,19 @@ def test_unknown_fields_are_no_fault():
 
 
 def test_what_lacks_has_its_default():
-    found = meta.parse(b'{"topicSerialNumber":7,"commitLogFileSegmentTable":{"b/T/0":{0:{}}},'
-                       b'"topicMetadataTable":{"T":{}}}')
-    assert not found.faults
-    assert found.serial == 7
-    assert found.segments[COMMIT_LOG]["b/T/0"][0] == meta.SegmentEntry("b/T/0", 0, 0)
-    assert found.topics["T"].topic_id == -1
+    metadata = meta.parse(b'{"topicSerialNumber":7,"commitLogFileSegmentTable":{"b/T/0":{0:{}}},'
+                          b'"topicMetadataTable":{"T":{}}}')
+    assert not metadata.faults
+    assert metadata.serial == 7
+    assert metadata.segments[COMMIT_LOG]["b/T/0"][0] == meta.SegmentEntry("b/T/0", 0, 0)
+    assert metadata.topics["T"].topic_id == -1
 
 
 def test_the_form_of_5_1():
-    found = meta.parse(b'{"maxTopicId":3,"topicMetadataTable":{"T":{"topicId":2,"topic":"T"}}}')
-    assert found.old
-    assert found.serial == 2
-    assert found.topic_of(2) == "T"
+    metadata = meta.parse(b'{"maxTopicId":3,"topicMetadataTable":{"T":{"topicId":2,"topic":"T"}}}')
+    assert metadata.old
+    assert metadata.serial == 2
+    assert metadata.topic_of(2) == "T"
 
 
 def test_nothing_at_all():
@@ -189,12 +189,12 @@ def test_a_fault_costs_one_entry(name):
     change, path = FAULTS[name]
     value = _value()
     change(value)
-    found = meta.parse(json.dumps(value).encode())
-    assert [one.path for one in found.faults] == [f"commitLogFileSegmentTable.{path}.381"]
-    assert found.faults[0].reason
+    metadata = meta.parse(json.dumps(value).encode())
+    assert [fault.path for fault in metadata.faults] == [f"commitLogFileSegmentTable.{path}.381"]
+    assert metadata.faults[0].reason
     whole = meta.parse(FRAGMENT)
     del whole.segments[COMMIT_LOG][PATH][381]
-    assert replace(found, faults=[]) == whole
+    assert replace(metadata, faults=[]) == whole
 
 
 @pytest.mark.parametrize("key", ["", "-1", "x", "1_0", " 5", "٣", "1.0", str(1 << 63), "9" * 5000,
@@ -203,9 +203,9 @@ def test_odd_keys(key):
     value = _value()
     value["commitLogFileSegmentTable"][PATH][key] = {}
     value["queueMetadataTable"]["TopicA"][key] = value["queueMetadataTable"]["TopicA"]["3"]
-    found = meta.parse(json.dumps(value).encode())
-    assert len(found.faults) == 2
-    assert replace(found, faults=[]) == meta.parse(FRAGMENT)
+    metadata = meta.parse(json.dumps(value).encode())
+    assert len(metadata.faults) == 2
+    assert replace(metadata, faults=[]) == meta.parse(FRAGMENT)
 
 
 @pytest.mark.parametrize(("table", "odd"), [
@@ -214,10 +214,10 @@ def test_odd_keys(key):
 def test_a_table_that_is_none(table, odd):
     value = _value()
     value[table] = odd
-    found = meta.parse(json.dumps(value).encode())
-    assert [one.path for one in found.faults] == [table]
+    metadata = meta.parse(json.dumps(value).encode())
+    assert [fault.path for fault in metadata.faults] == [table]
     if table != "topicMetadataTable":
-        assert found.topics
+        assert metadata.topics
 
 
 @pytest.mark.parametrize("change", [
@@ -227,10 +227,10 @@ def test_a_table_that_is_none(table, odd):
 def test_faults_of_a_queue(change):
     value = _value()
     change(value["queueMetadataTable"]["TopicA"]["3"])
-    found = meta.parse(json.dumps(value).encode())
-    assert [one.path for one in found.faults] == ["queueMetadataTable.TopicA.3"]
-    assert found.queues == {"TopicA": {}}
-    assert found.topics == meta.parse(FRAGMENT).topics
+    metadata = meta.parse(json.dumps(value).encode())
+    assert [fault.path for fault in metadata.faults] == ["queueMetadataTable.TopicA.3"]
+    assert metadata.queues == {"TopicA": {}}
+    assert metadata.topics == meta.parse(FRAGMENT).topics
 
 
 @pytest.mark.parametrize("serial", [None, "5", 1.5, True, [], 1 << 70])
@@ -238,9 +238,9 @@ def test_a_bad_serial_is_the_highest_topic(serial):
     value = _value()
     value["topicMetadataTable"]["TopicA"]["topicId"] = 11
     value["topicSerialNumber"] = serial
-    found = meta.parse(json.dumps(value).encode())
-    assert [one.path for one in found.faults] == ["topicSerialNumber"]
-    assert found.serial == 11
+    metadata = meta.parse(json.dumps(value).encode())
+    assert [fault.path for fault in metadata.faults] == ["topicSerialNumber"]
+    assert metadata.serial == 11
 
 
 def test_a_key_that_stands_twice():
@@ -269,12 +269,12 @@ def test_damaged_bytes(at, byte, count):
     data = bytearray(FRAGMENT)
     data[at:at + count] = bytes([byte]) * count
     try:
-        found = meta.parse(bytes(data))
+        metadata = meta.parse(bytes(data))
     except FormatError:
         return
-    again = meta.parse(meta.build(found))
+    again = meta.parse(meta.build(metadata))
     assert not again.faults
-    assert meta.build(again) == meta.build(found)
+    assert meta.build(again) == meta.build(metadata)
 
 
 _json = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
@@ -289,12 +289,12 @@ _json = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow
     *meta.SEGMENT_TABLES, "queueMetadataTable", "topicMetadataTable", "topicSerialNumber",
     "maxTopicId"]), _json))
 def test_any_json(value):
-    found = meta.of_value(json.loads(json.dumps(value)))
-    built = meta.build(found)
+    metadata = meta.of_value(json.loads(json.dumps(value)))
+    built = meta.build(metadata)
     again = meta.parse(built)
     assert not again.faults
     assert (again.segments, again.topics, again.serial) == (
-        found.segments, found.topics, found.serial)
+        metadata.segments, metadata.topics, metadata.serial)
 
 
 # -- round trips ----------------------------------------------------------------------------------
@@ -306,37 +306,37 @@ _names = st.text(min_size=1, max_size=12).filter(lambda text: "\\" not in text)
 
 @st.composite
 def contents(draw: st.DrawFn) -> meta.Metadata:
-    found = meta.Metadata(serial=draw(st.integers(-1, 1 << 40)))
+    metadata = meta.Metadata(serial=draw(st.integers(-1, 1 << 40)))
     for kind in (0, 1, 2):
         for path in draw(st.lists(_names, unique=True, max_size=8)):
             for base in draw(st.lists(_offsets, unique=True, min_size=1, max_size=30)):
-                found.put_segment(meta.SegmentEntry(path, kind, base, draw(st.integers(0, 2)),
-                                                    draw(_i64), 1, 2, 3, 4))
+                metadata.put_segment(meta.SegmentEntry(path, kind, base, draw(st.integers(0, 2)),
+                                                       draw(_i64), 1, 2, 3, 4))
     for topic in draw(st.lists(_names, unique=True, max_size=20)):
-        found.topics[topic] = meta.TopicEntry(draw(_i64), topic, 0, draw(_i64), 5)
-        found.queues[topic] = {number: meta.QueueEntry(topic, draw(_names), number)
-                               for number in draw(st.sets(_offsets, max_size=20))}
-    return found
+        metadata.topics[topic] = meta.TopicEntry(draw(_i64), topic, 0, draw(_i64), 5)
+        metadata.queues[topic] = {number: meta.QueueEntry(topic, draw(_names), number)
+                                  for number in draw(st.sets(_offsets, max_size=20))}
+    return metadata
 
 
 @pytest.mark.long
 @settings(max_examples=examples(30))
 @given(contents())
-def test_it_comes_back(found):
-    data = meta.build(found)
+def test_it_comes_back(metadata):
+    data = meta.build(metadata)
     again = meta.parse(data)
-    assert again == found
-    assert meta.build(found.copy()) == data
+    assert again == metadata
+    assert meta.build(metadata.copy()) == data
 
 
 def test_a_copy_is_one():
-    found = meta.parse(FRAGMENT)
-    copy = found.copy()
+    metadata = meta.parse(FRAGMENT)
+    copy = metadata.copy()
     copy.put_segment(meta.SegmentEntry(PATH, 0, 5000))
     copy.put_segment(meta.SegmentEntry("b/T/0", 2, 0))
     copy.topics["new"] = meta.TopicEntry(9, "new")
     copy.queues["TopicA"][4] = meta.QueueEntry("TopicA", "broker-a", 4)
-    assert found == meta.parse(FRAGMENT)
+    assert metadata == meta.parse(FRAGMENT)
     assert sorted(copy.segments[COMMIT_LOG][PATH]) == [0, 381, 762, 5000]
     assert copy.segments[INDEX]["b/T/0"][0].type == 2
     assert not copy.segments[CONSUME_QUEUE]
@@ -346,12 +346,12 @@ def test_a_copy_is_one():
 
 def test_the_order_of_many_topics_and_paths():
     """Tables by path are copies and much larger than their keys need; topics are as they are."""
-    found = meta.Metadata()
+    metadata = meta.Metadata()
     keys = [f"b/T{i * 7919 % 1000}/{i % 3}" for i in range(13)]
     for number, key in enumerate(keys):
-        found.put_segment(meta.SegmentEntry(key, 0, 0))
-        found.topics[key] = meta.TopicEntry(number, key)
-    value = config_json.parse(meta.build(found)).value
+        metadata.put_segment(meta.SegmentEntry(key, 0, 0))
+        metadata.topics[key] = meta.TopicEntry(number, key)
+    value = config_json.parse(meta.build(metadata)).value
     # As OpenJDK 17 goes through them: tests/formats/test_java_concurrent_map.py
     assert [keys.index(key) for key in value["commitLogFileSegmentTable"]] == [
         12, 2, 11, 9, 4, 8, 3, 6, 7, 0, 1, 5, 10]

@@ -35,56 +35,58 @@ def test_golden_bytes() -> None:
 
 
 def test_timerlog_is_what_the_engine_reads(golden: GoldenFolder) -> None:
-    said = json.loads((golden("5.3.3/timer") / "timer.json").read_text())["timerLogUnits"]
-    found = []
+    timer_log_units = json.loads((golden("5.3.3/timer")
+                                  / "timer.json").read_text())["timerLogUnits"]
+    values = []
     for file in sorted((golden("5.3.3/timer") / "store/timerlog").iterdir()):
         base, data = int(file.name), file.read_bytes()
         for step in timer_log.walk(data, 0, base):
             assert step.error is None
             if step.tail is not None:
                 assert step.tail.size == len(data) - step.at
-                found.append({"pos": base + step.at, "blankSize": step.tail.size,
-                              "magicAt4": step.tail.prev_pos})
+                values.append({"pos": base + step.at, "blankSize": step.tail.size,
+                               "magicAt4": step.tail.prev_pos})
                 continue
             assert step.unit is not None
             size, prev, magic, when, distance, offset, length, code, zero = step.unit
-            found.append({
+            values.append({
                 "pos": base + step.at, "size": size, "prevPos": prev, "magic": magic,
                 "currWriteTime": when, "delayedTime": distance, "offsetPy": offset,
                 "sizePy": length, "hashCode": code, "reserved": zero})
-    assert found == said
+    assert values == timer_log_units
 
 
 def test_wheel_is_what_the_engine_reads(golden: GoldenFolder) -> None:
     import numpy as np
 
-    said = json.loads((golden("5.3.3/timer") / "timer.json").read_text())
+    document = json.loads((golden("5.3.3/timer") / "timer.json").read_text())
     with tarfile.open(golden("5.3.3/timer") / "timerwheel.tar.gz") as packed:
         member = packed.extractfile("timerwheel")
         assert member is not None
         data = member.read()
-    assert len(data) == timer_wheel.FILE_SIZE == said["wheelLength"]
+    assert len(data) == timer_wheel.FILE_SIZE == document["wheelLength"]
     wheel = np.frombuffer(data, timer_wheel.dtype())
     assert len(wheel) == timer_wheel.SLOTS
-    found = []
+    values = []
     for number in np.flatnonzero(wheel["time"]).tolist():
         slot = timer_wheel.parse(data, number * timer_wheel.SLOT_SIZE)
         assert slot == tuple(wheel[number].tolist())
         assert timer_wheel.build(slot) == data[number * 32:number * 32 + 32]
         assert timer_wheel.in_place(number, slot)
         assert timer_wheel.slot_of(slot.time_ms()) == number
-        found.append({"index": number, "timeMs": slot.time_ms(), "firstPos": slot.first_pos,
-                      "lastPos": slot.last_pos, "num": slot.num, "magic": slot.magic})
-    assert found == said["slots"]
+        values.append({"index": number, "timeMs": slot.time_ms(), "firstPos": slot.first_pos,
+                       "lastPos": slot.last_pos, "num": slot.num, "magic": slot.magic})
+    assert values == document["slots"]
 
 
 def test_timercheck_is_what_the_engine_reads(golden: GoldenFolder) -> None:
-    said = json.loads((golden("5.3.3/timer") / "timer.json").read_text())["checkpoint"]
-    found = timer_check.parse((golden("5.3.3/timer") / "store/config/timercheck").read_bytes())
-    assert {"lastReadTimeMs": found.last_read_time_ms,
-            "lastTimerLogFlushPos": found.last_timer_log_flush_pos,
-            "lastTimerQueueOffset": found.last_timer_queue_offset,
-            "masterTimerQueueOffset": found.master_timer_queue_offset} == said
+    checkpoint = json.loads((golden("5.3.3/timer") / "timer.json").read_text())["checkpoint"]
+    timer_checkpoint = timer_check.parse((golden("5.3.3/timer")
+                                          / "store/config/timercheck").read_bytes())
+    assert {"lastReadTimeMs": timer_checkpoint.last_read_time_ms,
+            "lastTimerLogFlushPos": timer_checkpoint.last_timer_log_flush_pos,
+            "lastTimerQueueOffset": timer_checkpoint.last_timer_queue_offset,
+            "masterTimerQueueOffset": timer_checkpoint.master_timer_queue_offset} == checkpoint
 
 
 def test_slots() -> None:

@@ -21,11 +21,11 @@ def test_every_length(value: dict, tail: bytes) -> None:
     whole = config_json.parse(data).value
     before = 0
     for length in range(len(data)):
-        found = whole_entries(data[:length] + tail)
-        if found is None:
+        listed_whole_entries = whole_entries(data[:length] + tail)
+        if listed_whole_entries is None:
             assert not before
             continue
-        read, used = found
+        read, used = listed_whole_entries
         assert used <= length + len(tail)
         entries = read.get("offsetTable", {})
         assert all(entry == whole["offsetTable"][key] for key, entry in entries.items())
@@ -37,8 +37,8 @@ def test_every_length(value: dict, tail: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", bytes(100), b"{", b'{"offsetTable":', b"[" * 100_000, b"]",
                                   b'{"a":{"b":nonsense,"c":1', b'{"a' + b"\\" * 1000])
 def test_nothing_to_be_read(data: bytes) -> None:
-    found = whole_entries(data)
-    assert found is None or not any(found[0].values())
+    listed_whole_entries = whole_entries(data)
+    assert listed_whole_entries is None or not any(listed_whole_entries[0].values())
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])

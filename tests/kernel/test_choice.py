@@ -55,8 +55,8 @@ def test_a_module_of_another_source_is_not_used(
     assert module is not None
     folder = Path(kernel.__file__).parent
     for changed in kernel.sources(folder):
-        for each in kernel.sources(folder):
-            (tmp_path / each.name).write_bytes(each.read_bytes())
+        for source in kernel.sources(folder):
+            (tmp_path / source.name).write_bytes(source.read_bytes())
         (tmp_path / changed.name).write_bytes(changed.read_bytes() + b"\n")
         monkeypatch.setattr(module, "SOURCE", kernel.source_digest(tmp_path))
         with using(""):
@@ -91,8 +91,8 @@ def test_both_builds_give_the_same_answers_to_commands(rmqctl_process, golden) -
     store = golden("5.3.3/crash-crc/before")
     for command in (("verify", store, "-o", "json"), ("read", store, "-o", "jsonl"),
                     ("stats", store, "--by", "topic", "-o", "json")):
-        first, second = (rmqctl_process(*command, env={"RMQCTL_KERNEL": each})
-                         for each in ("python", ""))
+        first, second = (rmqctl_process(*command, env={"RMQCTL_KERNEL": text})
+                         for text in ("python", ""))
         assert (first.code, first.out) == (second.code, second.out), command
 
 
@@ -146,12 +146,12 @@ def test_it_installs_without_a_compiler_and_with_one(tmp_path: Path) -> None:
 
     without = wheel("without", CC="/nonexistent/cc", RMQCTL_KERNEL="")
     assert without.name.endswith("-py3-none-any.whl")
-    assert not [each for each in zipfile.ZipFile(without).namelist() if each.endswith(".so")]
+    assert not [name for name in zipfile.ZipFile(without).namelist() if name.endswith(".so")]
     if subprocess.run(["cc", "--version"], capture_output=True, check=False).returncode == 0:
         compiled = wheel("with", RMQCTL_KERNEL="compiled")
         tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
         assert f"-{tag}-{tag}-" in compiled.name
-        assert [each for each in zipfile.ZipFile(compiled).namelist() if each.endswith(".so")]
+        assert [name for name in zipfile.ZipFile(compiled).namelist() if name.endswith(".so")]
 
 
 def test_wheels_of_other_platforms_are_tested_with_what_is_there() -> None:

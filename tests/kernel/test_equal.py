@@ -109,13 +109,16 @@ def damaged(seed: random.Random, data: bytearray) -> bytearray:
 
 def columns(batch: Batch) -> dict[str, Any]:
     """Everything a batch knows of its records, the lazily made columns first."""
-    found: dict[str, Any] = {name: batch.column(name).tolist() for name in reversed(FIELDS)}
+    values_by_name: dict[str, Any] = {name: batch.column(name).tolist()
+                                      for name in reversed(FIELDS)}
     hosts = [kind.names for _, kind in ((0, shape(0, 0xDAA320A7).dtype),)]
     assert {name for name in hosts[0] or () if not name.endswith(".address")} <= set(FIELDS) | {
         "body_length"}
-    return found | {"start": batch.start.tolist(), "offset": batch.offset.tolist(),
-                    "crc_ok": batch.crc_ok().tolist(), "hosts": batch.store_hosts().tolist(),
-                    "every second": batch.select(slice(0, None, 2)).column("queue_id").tolist()}
+    return values_by_name | {"start": batch.start.tolist(), "offset": batch.offset.tolist(),
+                             "crc_ok": batch.crc_ok().tolist(),
+                             "hosts": batch.store_hosts().tolist(),
+                             "every second": batch.select(slice(0, None,
+                                                                2)).column("queue_id").tolist()}
 
 
 def on_both(ask: Any) -> tuple[Any, Any]:
@@ -156,8 +159,8 @@ def test_candidates_at_given_places(seed: int) -> None:
         base = source.choice((0, 4096, 1 << 33))
         raw = bytes(damaged(source, log(source, base)))
         data = np.frombuffer(raw, np.uint8)
-        known = [at for at in range(len(raw)) if raw[at + 4:at + 7] == b"\xda\xa3\x20"]
-        start = np.array(sorted({*known, *(source.randrange(len(raw) + 9) for _ in range(3))}),
+        numbers = [at for at in range(len(raw)) if raw[at + 4:at + 7] == b"\xda\xa3\x20"]
+        start = np.array(sorted({*numbers, *(source.randrange(len(raw) + 9) for _ in range(3))}),
                          np.int64)
         bases = source.choice((base, np.full(len(start), base, np.int64)))
         if isinstance(bases, np.ndarray):
@@ -238,14 +241,14 @@ def test_texts_as_a_matrix_and_their_hashes(seed: int) -> None:
         data = np.frombuffer(bytes(source.randrange(most) for _ in range(300)), np.uint8)
         length = np.array([source.choice((0, 1, 3, 4, 5, source.randrange(90)))
                            for _ in range(source.randrange(8))], np.int64)
-        start = np.array([source.choice((0, 300 - each, source.randrange(301 - each)))
-                          for each in length.tolist()], np.int64)
+        start = np.array([source.choice((0, 300 - content, source.randrange(301 - content)))
+                          for content in length.tolist()], np.int64)
         width = max(int(length.max(initial=0)) + source.choice((0, 0, 8)), 1)
         question = data, start, length
 
         def ask(question: Any = question, width: int = width) -> Any:
             texts, full = text.matrix(*question, width)
-            return texts.tolist(), full, [each.tolist() for each in text.hashes(*question)]
+            return texts.tolist(), full, [hash_.tolist() for hash_ in text.hashes(*question)]
 
         first, second = on_both(ask)
         assert first == second, (seed, number)
@@ -308,20 +311,21 @@ def test_arrays_of_another_shape_are_refused() -> None:
     with using("compiled"):
         module = active()
         assert module is not None
-        data, one = np.zeros(100, np.uint8), np.zeros(3, np.int64)
+        data, array = np.zeros(100, np.uint8), np.zeros(3, np.int64)
         with pytest.raises(ValueError, match="shape"):
             module.follow(data, 0, 0, 100, 1, np.zeros((2, 4), np.int64))
         with pytest.raises(ValueError, match="shape"):
-            module.examine(data, one, one, np.zeros((2, 4), np.int64), np.zeros(3, np.uint8))
+            module.examine(data, array, array, np.zeros((2, 4), np.int64), np.zeros(3, np.uint8))
         with pytest.raises(IndexError):
-            module.examine(data, one[:2], one, np.zeros((9, 3), np.int64), np.zeros(3, np.uint8))
+            module.examine(data, array[:2], array, np.zeros((9, 3), np.int64),
+                           np.zeros(3, np.uint8))
         with pytest.raises(IndexError):
-            module.examine(data, one, one, np.zeros((9, 2), np.int64), np.zeros(3, np.uint8))
+            module.examine(data, array, array, np.zeros((9, 2), np.int64), np.zeros(3, np.uint8))
         with pytest.raises(IndexError):
-            module.integers(data, one, 0, 4, True, np.zeros(2, np.int64))
+            module.integers(data, array, 0, 4, True, np.zeros(2, np.int64))
         with pytest.raises(IndexError):
-            module.crcs(data, one, one[:2], np.zeros(3, np.int64))
+            module.crcs(data, array, array[:2], np.zeros(3, np.int64))
         with pytest.raises(IndexError):
-            module.lengths([b"a", b"b"], one[:1])
+            module.lengths([b"a", b"b"], array[:1])
         with pytest.raises(ValueError, match="integer"):
-            module.integers(data, one, 0, 3, True, one)
+            module.integers(data, array, 0, 3, True, array)

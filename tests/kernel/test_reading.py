@@ -29,7 +29,7 @@ from tests.support.share import every
 def test_parts_of_a_file_go_where_they_belong(tmp_path: Path, kernel: str) -> None:
     data = random.Random(1).randbytes(1000)
     (tmp_path / "f").write_bytes(data)
-    numbers = [np.array(each, np.int64) for each in ([0, 10, 30], [10, 30, 60], [500, 0, 980])]
+    numbers = [np.array(counts, np.int64) for counts in ([0, 10, 30], [10, 30, 60], [500, 0, 980])]
     with using(kernel):
         for limit, last in ((None, data[980:] + bytes(10)), (990, data[980:990] + bytes(20))):
             out = bytearray(b"x" * 60)
@@ -41,12 +41,12 @@ def test_parts_of_a_file_go_where_they_belong(tmp_path: Path, kernel: str) -> No
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_file_that_cannot_be_read_is_an_error_with_its_name(tmp_path: Path, kernel: str) -> None:
     (tmp_path / "f").write_bytes(b"1234")
-    one = np.ones(1, np.int64)
+    array = np.ones(1, np.int64)
     with using(kernel):
         source = FileSource(str(tmp_path / "f"))
         source.close()
         with pytest.raises(StoreIOError, match="/f"):
-            source.read_parts(memoryview(bytearray(4)), one, one + 1, one)
+            source.read_parts(memoryview(bytearray(4)), array, array + 1, array)
 
 
 @compiled_only
@@ -103,10 +103,10 @@ def test_records_beyond_an_end_or_of_another_size_are_none(golden: GoldenFolder)
         last, total = int(place[-1] + size[-1]), int(size.sum())
 
         def read(room: int, place: np.ndarray, size: np.ndarray, end: int | None) -> bool:
-            said = {source.read_records(memoryview(bytearray(room)), place, size, end, mapped)
-                    for mapped in (False, True)}
-            assert len(said) == 1
-            return said.pop()
+            records = {source.read_records(memoryview(bytearray(room)), place, size, end, mapped)
+                       for mapped in (False, True)}
+            assert len(records) == 1
+            return records.pop()
 
         assert read(total, place, size, last)
         assert read(total, place, size, None)
@@ -151,7 +151,8 @@ def test_a_file_that_is_cut_while_it_is_mapped_ends_nobody(golden: GoldenFolder,
         place, size = batch.offset[:9], batch.column("total_size")[:9]
         shutil.copyfile(file.path, tmp_path / "log")
     done = subprocess.run([sys.executable, "-c", _CUT, str(tmp_path / "log"), *(
-        ",".join(map(str, each)) for each in (place.tolist(), size.tolist())), *(["own"] * own)],
+        ",".join(map(str, values)) for values in (place.tolist(), size.tolist())),
+                           *(["own"] * own)],
         capture_output=True, text=True, check=False)
     # What SIGBUS did before it does again afterwards.
     assert done.stdout == "True\nFalse False\n" + "False\nas before\n" * own

@@ -35,12 +35,12 @@ FRAME = write_command(Command(CODE, 77, 0, FIELDS))
 def taken(data: bytes, at: int = 0, limit: int = 1 << 20, most: int = 99) -> list[tuple[Any, ...]]:
     kernel = active()
     assert kernel is not None
-    found: list[tuple[Any, ...]] = kernel.repeats(
+    commands: list[tuple[Any, ...]] = kernel.repeats(
         bytearray(data), at, limit, HEAD_SIZE, COUNTED, _NAMES, most)
-    return found
+    return commands
 
 
-def said(header: bytes) -> tuple[Command, tuple[int | str | None, ...]]:
+def as_request(header: bytes) -> tuple[Command, tuple[int | str | None, ...]]:
     """(the rest of a header, its numbers) as requests are read."""
     command = read_command(Frame(0, header, b""))
     numbers = command.opaque, *(command.ext.pop(name, None) for name in _NUMBERS[1:])
@@ -100,24 +100,24 @@ def test_words_that_are_the_same_mean_the_same_but_for_the_numbers() -> None:
             for place, number in enumerate(numbers):
                 filled = filled.replace(f"@{place}", number)
             headers.append(filled.encode())
-        first, second = ([each[1:] for each in taken(frame_head(header, 0))]
+        first, second = ([command[1:] for command in taken(frame_head(header, 0))]
                          for header in headers)
         if not first or not second or first[0][0] != second[0][0]:
             continue
-        known: list[tuple[Command, tuple[int | str | None, ...]]] = []
+        values: list[tuple[Command, tuple[int | str | None, ...]]] = []
         for (_, *numbers), header in ((first[0], headers[0]), (second[0], headers[1])):
             try:
-                rest, others = said(header)
+                rest, others = as_request(header)
             except FrameError:
                 break
             if others[0] != numbers[0] or others[1:] != tuple(
                     None if number is None else str(number) for number in numbers[1:]):
                 break
-            known.append((rest, others))
-        if known:  # the first was learned
+            values.append((rest, others))
+        if values:  # the first was learned
             read += 1
-            assert len(known) == 2, text
-            assert known[0][0] == known[1][0], text
+            assert len(values) == 2, text
+            assert values[0][0] == values[1][0], text
     assert read > 500
 
 

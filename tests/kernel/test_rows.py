@@ -109,10 +109,10 @@ def listed(derived: Derived) -> dict[str, Any]:
     for name in Derived.__dataclass_fields__:
         value = getattr(derived, name)
         if isinstance(value, FurtherRows):
-            value = [value.message.tolist(), [value.names[each] for each in value.name],
+            value = [value.message.tolist(), [value.names[column] for column in value.name],
                      value.offset.tolist()]
         elif isinstance(value, tuple):
-            value = [each.tolist() for each in value]
+            value = [column.tolist() for column in value]
         out[name] = value.tolist() if isinstance(value, np.ndarray) else value
     return out
 
@@ -185,12 +185,13 @@ def test_index_files_of_a_tier(seed: int, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(compacted_form, "PART_ITEMS", source.choice((1 << 24, 7)))
         monkeypatch.setattr(index_file, "BLOCK_ITEMS", source.choice((1 << 16, 5, 40)))
         slots, most = source.randrange(1, 20), source.randrange(4, 200)
-        made = model(source, slots, most, source.randrange(1, most), source.choice((1 << 31, 20)))
+        random_model = model(source, slots, most, source.randrange(1, most),
+                             source.choice((1 << 31, 20)))
         if source.random() < 0.6:
-            made.data[:] = damaged(source, made)
+            random_model.data[:] = damaged(source, random_model)
         if source.random() < 0.3:
-            made.data[28 + 8 * slots + source.randrange(32 * most)] = source.randrange(256)
-        file = file_of(bytes(made.data), slots, most)
+            random_model.data[28 + 8 * slots + source.randrange(32 * most)] = source.randrange(256)
+        file = file_of(bytes(random_model.data), slots, most)
         first, second = on_both(lambda file=file: rearranged(file))
         assert first == second, (seed, number)
         sound += first[0]

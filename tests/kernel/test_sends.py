@@ -25,12 +25,12 @@ FRAME = write_command(Command(CODE, 5, 2, FIELDS, None, b"the body"))
 def taken(data: bytes, at: int = 0, limit: int = 1 << 20, most: int = 99) -> list[tuple[Any, ...]]:
     kernel = active()
     assert kernel is not None
-    found: list[tuple[Any, ...]] = kernel.sends(bytearray(data), at, limit, HEAD_SIZE, COUNTED,
-                                                CODE, *_fields(), most)
-    return found
+    commands: list[tuple[Any, ...]] = kernel.sends(bytearray(data), at, limit, HEAD_SIZE, COUNTED,
+                                                   CODE, *_fields(), most)
+    return commands
 
 
-def said(frame: bytes) -> tuple[Any, ...]:
+def as_request(frame: bytes) -> tuple[Any, ...]:
     """The same of the first frame, as requests are read."""
     reader = FrameReader()
     reader.feed(frame)
@@ -50,8 +50,9 @@ def said(frame: bytes) -> tuple[Any, ...]:
 def test_frames_behind_each_other_are_read_up_to_another_one() -> None:
     other = write_command(Command(CODE_OF["PULL_MESSAGE"], 6, 0, {}))
     size = len(FRAME)
-    assert [each[0] for each in taken(FRAME * 3 + other + FRAME)] == [size, 2 * size, 3 * size]
-    assert taken(FRAME * 3)[1] == (2 * size, *said(FRAME)[1:])
+    assert [command[0]
+            for command in taken(FRAME * 3 + other + FRAME)] == [size, 2 * size, 3 * size]
+    assert taken(FRAME * 3)[1] == (2 * size, *as_request(FRAME)[1:])
     assert len(taken(FRAME * 3, most=2)) == 2
     assert taken(other + FRAME) == []
     assert taken(other + FRAME, len(other))[0][0] == len(other) + size
@@ -70,10 +71,10 @@ def test_any_turned_bit_is_read_as_by_others_or_not_at_all() -> None:
     for place in range(header * 8):
         data = bytearray(FRAME)
         data[place // 8] ^= 1 << place % 8
-        found = taken(bytes(data))
-        strange += not found
-        if found:
-            assert found == [said(bytes(data))]
+        commands = taken(bytes(data))
+        strange += not commands
+        if commands:
+            assert commands == [as_request(bytes(data))]
     assert strange > header
 
 
@@ -107,13 +108,13 @@ def test_any_values_are_read_as_by_others_or_not_at_all() -> None:
             text = text.replace(*source.choice([(",", ", "), ("}", "}}"), ('"', "'"), (":", "::")]),
                                 1)
         frame = frame_head(text.encode(), 3) + b"abc"
-        found = taken(frame)
-        if found:
+        commands = taken(frame)
+        if commands:
             read += 1
-            assert found == [said(frame)], text
+            assert commands == [as_request(frame)], text
         else:
             try:
-                wanted = said(frame)
+                wanted = as_request(frame)
             except (FrameError, Failed, AssertionError, KeyError):
                 continue
             assert len(wanted) == 11  # read by others, more leniently
@@ -123,7 +124,7 @@ def test_any_values_are_read_as_by_others_or_not_at_all() -> None:
 def test_what_is_too_long_is_left() -> None:
     longest = "k\x01" + "v" * 4000
     frame = write_command(Command(CODE, 1, 0, FIELDS | {"i": longest}))
-    assert taken(frame) == [said(frame)]
+    assert taken(frame) == [as_request(frame)]
     assert taken(write_command(Command(CODE, 1, 0, FIELDS | {"i": longest + "v" * 100}))) == []
 
 

@@ -89,8 +89,8 @@ def test_any_bytes_end(share: int) -> None:
     for number in range(ROUNDS):
         luck = random.Random(f"{RUN} {share} {number}")
         base = luck.choice((0, 4096, (1 << 63) - 4096))
-        made = luck.choice((plain_log, log))(luck, base)
-        data = np.frombuffer(bytes(luck.choice((damaged(luck, made), made))), np.uint8)
+        log_bytes = luck.choice((plain_log, log))(luck, base)
+        data = np.frombuffer(bytes(luck.choice((damaged(luck, log_bytes), log_bytes))), np.uint8)
         tables = Tables(luck)
         for _ in range(30):
             ended = tables.sound(data, base, len(data), luck.choice((0, 1, 2, 3, 7)))

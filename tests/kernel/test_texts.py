@@ -59,15 +59,15 @@ def of_properties(texts: text.Texts) -> Any:
     """Everything that is asked of properties strings; places by their bytes."""
     properties = text.PropertySegments(texts)
     row, start, end = properties.segments
-    found: list[Any] = [row.tolist(), text.Texts(properties.data, start, end - start).tolist()]
+    data: list[Any] = [row.tolist(), text.Texts(properties.data, start, end - start).tolist()]
     for name in NAMES:
         row, values = properties.find(name)
-        found.append((name, row.tolist(), values.tolist()))
+        data.append((name, row.tolist(), values.tolist()))
     topics = text.Dictionary()
     numbers = np.array([topics.number(raw) for raw in
                         (b"t", "tö".encode(), b"")[:max(len(texts), 1)]], np.int64)
     keys = IndexKeys(topics).keys(properties, numbers[np.arange(len(texts)) % len(numbers)])
-    return [*found, plain((keys.row, keys.key_hash, keys.size))]
+    return [*data, plain((keys.row, keys.key_hash, keys.size))]
 
 
 def test_properties_are_cut_and_found(seed: int) -> None:
@@ -109,10 +109,11 @@ def test_numbers_of_recurring_texts(seed: int) -> None:
                    for _ in range(4)]
 
         def numbered(batches: Sequence[text.Texts] = batches) -> Any:
-            known = text.Dictionary()
-            numbers = [known.encode(batch).tolist() for batch in batches]
-            fixed = text.FixedTexts(known.texts[::2])
-            return numbers, known.texts, [fixed.encode(batch, 99).tolist() for batch in batches]
+            dictionary = text.Dictionary()
+            numbers = [dictionary.encode(batch).tolist() for batch in batches]
+            fixed = text.FixedTexts(dictionary.texts[::2])
+            return numbers, dictionary.texts, [fixed.encode(batch, 99).tolist()
+                                               for batch in batches]
 
         first, second = on_both(numbered)
         assert first == second, (seed, number)
@@ -134,9 +135,10 @@ def test_copies_without_anything_between(seed: int) -> None:
 def findings(root: Path) -> Any:
     with Store.open(root) as store:
         run = Verification(store)
-        found = [(each.category, each.severity, str(each.file), each.offset, each.detail)
-                 for each in run.findings()]
-        return found, run.coverage.as_dict()
+        reported = [(finding.category, finding.severity, str(finding.file), finding.offset,
+                     finding.detail)
+                    for finding in run.findings()]
+        return reported, run.coverage.as_dict()
 
 
 def test_every_bit_of_rows_and_index(tmp_path: Path, seed: int) -> None:
@@ -147,7 +149,7 @@ def test_every_bit_of_rows_and_index(tmp_path: Path, seed: int) -> None:
         (root / folder).rglob("*")) if path.is_file()]
     first, second = on_both(lambda: findings(root))
     assert first == second
-    assert not [each for each in first[0] if each[1] != "info"]
+    assert not [finding for finding in first[0] if finding[1] != "info"]
     differ = 0
     for path in files:
         sound = path.read_bytes()
@@ -203,9 +205,9 @@ def test_what_is_given_to_a_table_is_tested() -> None:
         table[:] = first
         places = np.zeros((rows, 2), np.int64)
         places[1:] = 3
-        known, counted = np.zeros(room, np.uint8), column(*used)
-        return kernel.enter(data, column(start), column(length), row, known, places, table, counted,
-                            np.empty(1, np.int64)), counted.tolist(), known.tobytes()
+        array, counted = np.zeros(room, np.uint8), column(*used)
+        return kernel.enter(data, column(start), column(length), row, array, places, table, counted,
+                            np.empty(1, np.int64)), counted.tolist(), array.tobytes()
 
     assert entered() == (1, [1, 3], b"abc")
     assert entered(3, 0) == (1, [1, 0], bytes(3))
@@ -248,7 +250,7 @@ def test_properties_that_are_none_are_told(seed: int) -> None:
                                         k=source.randrange(7))) for _ in range(9)]
         texts = laid_out(source, raws)
         expected = [not props.are_sound(raw) for raw in raws]
-        for found in on_both(lambda texts=texts: unsound_texts(texts).tolist()):
-            assert found == expected, (seed, number, raws)
+        for unsound in on_both(lambda texts=texts: unsound_texts(texts).tolist()):
+            assert unsound == expected, (seed, number, raws)
         seen.update(expected)
     assert seen == {True, False}

@@ -86,9 +86,9 @@ class Sessions:
 
 @pytest.fixture(scope="session")
 def sessions():
-    found = Sessions()
-    yield found
-    found.close()
+    sessions = Sessions()
+    yield sessions
+    sessions.close()
 
 
 @pytest.fixture(scope="module")

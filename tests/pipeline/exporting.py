@@ -33,23 +33,23 @@ HOST = (b"\x0a\x00\x00\x01", 10911)
 def run(stores: Sequence[Path], out: Path, form: str = "parquet", pool: Pool | None = None,
         count: int | None = None, folders: Sequence[str] = (), **spec: Any) -> ExportResult:
     """An export without the command."""
-    made = Export.of(form, stores=len(stores), **spec)
-    plans = plan([str(one) for one in stores], Selection(), 1, count=count, folders=folders)
-    return export(plans, made, str(out), pool or Threads(1))
+    result = Export.of(form, stores=len(stores), **spec)
+    plans = plan([str(store) for store in stores], Selection(), 1, count=count, folders=folders)
+    return export(plans, result, str(out), pool or Threads(1))
 
 
 def manifest(out: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((out / MANIFEST).read_text("utf-8"))
-    return found
+    document: dict[str, Any] = json.loads((out / MANIFEST).read_text("utf-8"))
+    return document
 
 
 def data_files(out: Path) -> list[Path]:
-    return sorted(one for one in out.rglob("part-*") if one.is_file())
+    return sorted(path for path in out.rglob("part-*") if path.is_file())
 
 
 def lines(out: Path) -> list[bytes]:
     """All lines of an export as JSON, sorted."""
-    return sorted(line for one in data_files(out) for line in one.read_bytes().splitlines(True))
+    return sorted(line for file in data_files(out) for line in file.read_bytes().splitlines(True))
 
 
 def table(out: Path, *, parts: dict[str, pa.DataType] | None = None) -> list[
@@ -58,8 +58,8 @@ def table(out: Path, *, parts: dict[str, pa.DataType] | None = None) -> list[
     fields = [pa.field(name, kind) for name, kind in (
         {"topic": pa.string(), "day": pa.string()} if parts is None else parts).items()]
     how = ds.partitioning(pa.schema(fields), flavor="hive")
-    found = ds.dataset(out, format="parquet", partitioning=how).to_table()
-    rows = rows_of(found, maps_as_pydicts="strict")
+    table = ds.dataset(out, format="parquet", partitioning=how).to_table()
+    rows = rows_of(table, maps_as_pydicts="strict")
     return sorted(rows, key=lambda row: (row["physical_offset"], row.get("store") or ""))
 
 
@@ -68,8 +68,9 @@ def expected(root: Path, folders: Sequence[str] = ()) -> list[dict[str, Any]]:
     rows = []
     with Store.open(root, folders) as store:
         for record in Selector(store, Selection(), View(store)).records():
-            found = message_object(record)
-            row = {name: found[name] for name in MESSAGE_COLUMNS if name not in ("body", "record")}
+            message = message_object(record)
+            row = {name: message[name] for name in MESSAGE_COLUMNS
+                   if name not in ("body", "record")}
             row["topic"] = record.topic.decode("utf-8", "replace")
             row["properties_raw"] = record.properties.decode("utf-8", "replace")
             rows.append({**row, "body": bytes(record.body)})
@@ -103,4 +104,4 @@ def write_log(root: Path, topics: Sequence[bytes], times: Sequence[int] | None =
 
 def beside(out: Path) -> list[str]:
     """What lies in the folder of an export besides it."""
-    return sorted(one.name for one in out.parent.iterdir() if one != out)
+    return sorted(path.name for path in out.parent.iterdir() if path != out)

@@ -47,12 +47,12 @@ class Writer:
 
     def raw(self, **given) -> bytes:
         """The next message as it will be stored; the file is closed if it has no room for it."""
-        made = record(self.count, **given)
+        message = record(self.count, **given)
         left = self.file_size - self.position % self.file_size
-        if made.total_size + BLANK_SIZE > left:
+        if message.total_size + BLANK_SIZE > left:
             self._put(left.to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big"))
             self.position += left
-        return build(replace(made, physical_offset=self.position))
+        return build(replace(message, physical_offset=self.position))
 
     def append(self, count: int = 1, **given) -> list[int]:
         """Appends messages; their numbers."""

@@ -28,16 +28,17 @@ class Unruly:
         self.jobs, self._random, self.attempts = jobs, random.Random(seed), 0
 
     def run(self, work: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        known = list(tasks)
-        found: dict[int, Any] = {}
-        order = [number for number in range(len(known)) for _ in range(self._random.randint(1, 3))]
+        all_tasks = list(tasks)
+        texts: dict[int, Any] = {}
+        order = [number for number in range(len(all_tasks))
+                 for _ in range(self._random.randint(1, 3))]
         self._random.shuffle(order)
         for number in order:
             self.attempts += 1
-            do, task = pickle.loads(pickle.dumps((work, known[number])))
-            found[number] = pickle.dumps(do(task))
-        for number, task in enumerate(known):
-            yield task, pickle.loads(found[number])
+            do, task = pickle.loads(pickle.dumps((work, all_tasks[number])))
+            texts[number] = pickle.dumps(do(task))
+        for number, task in enumerate(all_tasks):
+            yield task, pickle.loads(texts[number])
 
 
 class LosingFirst:

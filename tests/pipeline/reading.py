@@ -44,14 +44,14 @@ def local(path: Path | str, table: str, folders: tuple[str, ...] = ()) -> list[R
     kinds = schema.columns(table)
     place = ("store", "file") if table in schema.LOG_TABLES else schema.OF_FILE
     names = [name for name in kinds if name not in schema.ONLY_ASKED and name not in place]
-    found: list[Row] = []
+    rows: list[Row] = []
     root = Path(path)
     with Store.open(path, folders) as store:
 
         def add(file: Any, batch: pa.RecordBatch, **more: Any) -> None:
-            known = {"store": str(root), "file": _relative(file.path, root), **more}
-            found.extend({name: (known | row)[name] for name in kinds
-                          if name not in schema.ONLY_ASKED} for row in rows_of(batch))
+            columns = {"store": str(root), "file": _relative(file.path, root), **more}
+            rows.extend({name: (columns | row)[name] for name in kinds
+                         if name not in schema.ONLY_ASKED} for row in rows_of(batch))
 
         if table in schema.LOG_TABLES:
             for file in store.log.files:
@@ -72,7 +72,7 @@ def local(path: Path | str, table: str, folders: tuple[str, ...] = ()) -> list[R
                     for file in queue.files:
                         for batch in batches(file, names):
                             add(file, batch, topic=topic, queue_id=queue_id)
-    return found
+    return rows
 
 
 def _relative(path: str, root: Path) -> str:

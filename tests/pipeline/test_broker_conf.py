@@ -24,9 +24,9 @@ def split(golden_copy: GoldenFolder, tmp_path: Path) -> tuple[Path, Path]:
 
 def test_verify(split: tuple[Path, Path], rmqctl: Runner) -> None:
     root, conf = split
-    found = rmqctl("pipeline", "verify", root, "--broker-conf", conf, *HERE).expect(0).json()
-    assert found["ok"]
-    assert found["coverage"]["messages"] > 0
+    answer = rmqctl("pipeline", "verify", root, "--broker-conf", conf, *HERE).expect(0).json()
+    assert answer["ok"]
+    assert answer["coverage"]["messages"] > 0
 
 
 def test_export(split: tuple[Path, Path], rmqctl: Runner, tmp_path: Path) -> None:

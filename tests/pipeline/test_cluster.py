@@ -45,9 +45,9 @@ def wait_for(path, pattern, seconds=_READY):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         text = path.read_text(errors="replace")
-        found = pattern.search(text)
-        if found:
-            return found
+        result = pattern.search(text)
+        if result:
+            return result
         time.sleep(0.1)
     raise AssertionError(f"{pattern.pattern} did not come:\n{path.read_text(errors='replace')}")
 
@@ -72,9 +72,9 @@ def master(tmp_path_factory):
             wait_for(log, re.compile(r"(Registering worker.*?){2}", re.DOTALL))
         yield url
     finally:
-        for one in reversed(running):
-            os.killpg(one.pid, signal.SIGKILL)
-            one.wait()
+        for process in reversed(running):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +100,9 @@ def test_the_package_comes_from_the_driver(pool):
         time.sleep(0.3)
         return os.getpid(), rmqctl.__file__
 
-    found = [result for _, result in pool.run(where, range(8))]
-    assert len({worker for worker, _ in found}) >= 2
-    assert all("rmqctl.zip" in file for _, file in found), found
+    locations = [result for _, result in pool.run(where, range(8))]
+    assert len({worker for worker, _ in locations}) >= 2
+    assert all("rmqctl.zip" in file for _, file in locations), locations
 
 
 def test_the_kernel_comes_from_the_driver(pool):
@@ -124,9 +124,9 @@ def test_verify_says_the_same(name, golden, pool):
     with Store.open(root) as store:
         wanted = verdict(Verification(store), 500).as_dict()
     for count in (1, 7, 64):
-        (found,) = verify_stores([root], pool, VerifyOptions(ranges=count), 500)
-        assert found.error is None
-        assert found.verdict.as_dict() == wanted
+        (verify_store,) = verify_stores([root], pool, VerifyOptions(ranges=count), 500)
+        assert verify_store.error is None
+        assert verify_store.verdict.as_dict() == wanted
 
 
 def test_the_data_source_is_found_on_the_workers(golden, cluster):
@@ -146,10 +146,10 @@ def test_relative_paths_are_the_drivers(golden, pool, monkeypatch):
     with Store.open("store") as store:
         wanted = verdict(Verification(store), 500).as_dict()
     for roots in (["store"], ["store", f"../{root.parent.name}/store"]):  # in ranges, and whole
-        found = verify_stores(roots, pool, VerifyOptions(), 500)
-        assert [one.error for one in found] == [None] * len(roots)
-    (found,) = verify_stores(["store"], pool, VerifyOptions(ranges=7), 500)
-    assert found.verdict.as_dict() == wanted
+        verdicts = verify_stores(roots, pool, VerifyOptions(), 500)
+        assert [verify_store.error for verify_store in verdicts] == [None] * len(roots)
+    (verdicts,) = verify_stores(["store"], pool, VerifyOptions(ranges=7), 500)
+    assert verdicts.verdict.as_dict() == wanted
 
 
 def test_an_executor_that_dies_costs_nothing(golden, pool, tmp_path):
@@ -169,10 +169,10 @@ def test_an_executor_that_dies_costs_nothing(golden, pool, tmp_path):
         time.sleep(0.2)
         return number
 
-    assert [one for _, one in pool.run(dies_once, range(6))] == list(range(6))
+    assert [answer for _, answer in pool.run(dies_once, range(6))] == list(range(6))
     assert (tmp_path / "killed").exists()
-    (found,) = verify_stores([root], pool, VerifyOptions(ranges=7), 500)
-    assert found.verdict.as_dict() == wanted
+    (verify_store,) = verify_stores([root], pool, VerifyOptions(ranges=7), 500)
+    assert verify_store.verdict.as_dict() == wanted
 
 
 def test_a_task_that_runs_twice_counts_once(golden, pool, tmp_path):
@@ -184,7 +184,7 @@ def test_a_task_that_runs_twice_counts_once(golden, pool, tmp_path):
         return number
 
     began = time.monotonic()
-    assert [one for _, one in pool.run(slow_once, range(6))] == list(range(6))
+    assert [answer for _, answer in pool.run(slow_once, range(6))] == list(range(6))
     assert len(list(tmp_path.glob("0-*"))) == 2, "it did not run twice"
     assert time.monotonic() - began < 80
 
@@ -197,6 +197,6 @@ def test_the_command_works_on_it(golden, master):
         [sys.executable, "-m", "rmqctl", "pipeline", "verify", str(root), "-o", "json",
          "--engine", engine, "--master", master, *conf], text=True, capture_output=True,
         cwd=ROOT, timeout=500) for engine in ("spark", "local")}
-    assert {one.returncode for one in done.values()} == {1}, done["spark"].stderr
+    assert {completed.returncode for completed in done.values()} == {1}, done["spark"].stderr
     assert done["spark"].stdout == done["local"].stdout
     assert done["spark"].stderr == ""

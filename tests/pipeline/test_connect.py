@@ -46,7 +46,7 @@ def test_frames_and_losses(golden: GoldenFolder, golden_copy: GoldenFolder):
                                        "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": os.pathsep.join(
                                            [str(ROOT), os.environ.get("PYTHONPATH", "")])})
     assert done.returncode == 0, done.stderr[-3000:]
-    module, found, words = json.loads(done.stdout.splitlines()[-1])
+    module, counts, words = json.loads(done.stdout.splitlines()[-1])
     assert module == "pyspark.sql.connect.session"
-    assert found == [36, 600, 636, 36, 600]
+    assert counts == [36, 600, 636, 36, 600]
     assert "failOnDataLoss=false" in words

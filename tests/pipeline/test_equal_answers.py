@@ -36,14 +36,14 @@ pytestmark = pytest.mark.exhaustive
 COUNTS = (1, 7, 64)
 DAMAGED = ("4.9.3/basic/store", "5.3.3/basic/store", "5.3.3/v2topic/store", "4.9.3/batch/store",
            "5.3.3/ipv6/store", "5.3.3/appendcrc/store")
-SINGLE = [one for one in golden_sets.golden_stores() if not one.options]
-SEVERAL = [one for one in golden_sets.golden_stores() if one.options]
+SINGLE = [golden_store for golden_store in golden_sets.golden_stores() if not golden_store.options]
+SEVERAL = [golden_store for golden_store in golden_sets.golden_stores() if golden_store.options]
 
 
 @pytest.fixture(scope="module")
 def fleet(golden, tmp_path_factory):
     """The roots of all golden stores with one log folder, and of damaged copies."""
-    roots = [golden(one.id) for one in SINGLE]
+    roots = [golden(golden_store.id) for golden_store in SINGLE]
     folder = tmp_path_factory.mktemp("damaged")
     for number, name in enumerate(DAMAGED):
         chance, root = random.Random(number), folder / f"store{number}"
@@ -69,13 +69,13 @@ def ordered(rows):
 @pytest.fixture(scope="module")
 def truth(fleet):
     """The rows of a table by the local readers, made once."""
-    known = {}
+    answers = {}
 
     def rows(table):
-        if table not in known:
-            known.clear()
-            known[table] = ordered(row for root in fleet for row in local(root, table))
-        return known[table]
+        if table not in answers:
+            answers.clear()
+            answers[table] = ordered(row for root in fleet for row in local(root, table))
+        return answers[table]
 
     return rows
 
@@ -106,30 +106,31 @@ def test_the_data_source(table, cut, spark, fleet, truth):
     register(spark)
     roots, count = CUTS[cut](fleet)
     names = set(map(str, roots))
-    found = rows_of(spark.read.format("rocketmq").option("table", table)
-                    .option("numPartitions", str(count)).option("failOnDataLoss", "false")
-                    .load(list(map(str, roots))).toArrow(), maps_as_pydicts="strict")
+    rows = rows_of(spark.read.format("rocketmq").option("table", table)
+                   .option("numPartitions", str(count)).option("failOnDataLoss", "false")
+                   .load(list(map(str, roots))).toArrow(), maps_as_pydicts="strict")
     wanted = [row for row in truth(table) if row["store"] in names]
-    assert len(found) == len(wanted) > 1000
-    for one, other in zip(ordered(found), wanted, strict=True):
+    assert len(rows) == len(wanted) > 1000
+    for first, other in zip(ordered(rows), wanted, strict=True):
         if "properties" in other:
             other = {**other, "properties": dict(other["properties"])}  # noqa: PLW2901
-        assert one == other
+        assert first == other
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("each", SEVERAL, ids=lambda one: one.id)
-def test_the_data_source_on_logs_in_several_folders(each, count, spark, golden):
+@pytest.mark.parametrize("golden_store", SEVERAL, ids=lambda golden_store: golden_store.id)
+def test_the_data_source_on_logs_in_several_folders(golden_store, count, spark, golden):
     register(spark)
-    root = golden(each.id)
+    root = golden(golden_store.id)
     for table in ("messages", "frames"):
-        found = rows_of(spark.read.format("rocketmq").option("table", table)
-                        .option("numPartitions", str(count))
-                        .option("commitlogDirs", ",".join(each.commitlog_dirs)).load(str(root))
-                        .toArrow(), maps_as_pydicts="strict")
+        rows = rows_of(spark.read.format("rocketmq").option("table", table)
+                       .option("numPartitions", str(count))
+                       .option("commitlogDirs",
+                               ",".join(golden_store.commitlog_dirs)).load(str(root))
+                       .toArrow(), maps_as_pydicts="strict")
         wanted = [{**row, "properties": dict(row["properties"])} if "properties" in row else row
-                  for row in local(root, table, each.commitlog_dirs)]
-        assert ordered(found) == ordered(wanted)
+                  for row in local(root, table, golden_store.commitlog_dirs)]
+        assert ordered(rows) == ordered(wanted)
 
 
 @pytest.mark.parametrize("by", ["queue", "key", "hour"])
@@ -139,11 +140,11 @@ def test_stats(by, count, spark_pool, fleet):
     for root in fleet if count < COUNTS[-1] else few(fleet):
         with Store.open(root) as store:
             logs.append(choose_files(store, query))
-    wanted = [one.groups() for one in collect_many(logs, query)]
+    wanted = [aggregate.groups() for aggregate in collect_many(logs, query)]
     assert sum(map(len, wanted)) > 10
     largest = max(sum(file.size for file in files) for files in logs)
-    found = collect_many(logs, query, pool=spark_pool, range_size=-(-largest // count))
-    assert [one.groups() for one in found] == wanted
+    aggregates = collect_many(logs, query, pool=spark_pool, range_size=-(-largest // count))
+    assert [aggregate.groups() for aggregate in aggregates] == wanted
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -156,21 +157,22 @@ def test_export(count, spark_pool, fleet, tmp_path):
     here, there = (exporting.manifest(tmp_path / name) for name in ("here", "there"))
     assert there["complete"] is here["complete"] is False
     assert len(there["stores"]) == len(roots)
-    for one, other in zip(there["stores"], here["stores"], strict=True):
-        del one["file_count"], other["file_count"]  # depends on how a log was cut
-        assert one == other
+    for first, other in zip(there["stores"], here["stores"], strict=True):
+        del first["file_count"], other["file_count"]  # depends on how a log was cut
+        assert first == other
 
 
-@pytest.mark.parametrize("each", [one for one in golden_sets.clean_stores()
-                                  if not one.options],
-                         ids=lambda one: one.id)
-def test_rebuild(each, golden, golden_copy, tmp_path, spark_pool):
+@pytest.mark.parametrize("golden_store",
+                         [golden_store for golden_store in golden_sets.clean_stores()
+                          if not golden_store.options],
+                         ids=lambda golden_store: golden_store.id)
+def test_rebuild(golden_store, golden, golden_copy, tmp_path, spark_pool):
     """Deleted consumequeues and index files come back as the engine wrote them."""
-    settings = settings_of(golden(each.set.id), each.version)
-    store = golden_copy(each.id)
+    settings = settings_of(golden(golden_store.set.id), golden_store.version)
+    store = golden_copy(golden_store.id)
     wanted = derived(store)
-    for one in DERIVED:
-        shutil.rmtree(store / one, ignore_errors=True)
+    for name in DERIVED:
+        shutil.rmtree(store / name, ignore_errors=True)
     size = sum(file.stat().st_size for file in (store / "commitlog").iterdir())
     for count in COUNTS:
         with Scratch(str(tmp_path), f"of {count}") as scratch:

@@ -47,25 +47,25 @@ def test_the_figures_are_those_of_the_local_engine(run, rmqctl):
     cells = [[cell.strip() for cell in line.strip("|").split("|")]
              for line in run[0].splitlines() if line.startswith("|")]
     by_topic = rmqctl("stats", STORE, "--by", "topic", "-o", "jsonl").jsonl()
-    assert {(one[0], int(one[2]), int(one[3])) for one in cells if len(one) == 4
-            and one[2].isdigit() and one[1].startswith("2024-")} == {
-        (one["topic"], one["messages"], one["bytes"]) for one in by_topic}
+    assert {(cell[0], int(cell[2]), int(cell[3])) for cell in cells if len(cell) == 4
+            and cell[2].isdigit() and cell[1].startswith("2024-")} == {
+        (row["topic"], row["messages"], row["bytes"]) for row in by_topic}
     messages = rmqctl("read", STORE, "-o", "jsonl", "--body", "none").jsonl()
     last = max(STORE.glob("commitlog/*")).name
-    late = Counter(one["physical_offset"] >= int(last) for one in messages)
+    late = Counter(message["physical_offset"] >= int(last) for message in messages)
     assert re.findall(r"stream, \w+ run: +(\d+)", run[0]) == [str(late[False]), str(late[True])]
 
 
 def test_the_picture_is_one_and_the_committed_one_is_small(run):
     from matplotlib import image
 
-    made, shown = image.imread(run[1]), image.imread(FOLDER / PICTURE)
-    assert made.shape == shown.shape == (420, 900, 4)
-    colours = Counter(map(tuple, (made[:, :, :3] * 255).round().astype(int).reshape(-1, 3)))
+    picture, shown = image.imread(run[1]), image.imread(FOLDER / PICTURE)
+    assert picture.shape == shown.shape == (420, 900, 4)
+    colours = Counter(map(tuple, (picture[:, :, :3] * 255).round().astype(int).reshape(-1, 3)))
     for topic in ((0x00, 0x72, 0xB2), (0xE6, 0x9F, 0x00), (0x00, 0x9E, 0x73)):
         assert colours[topic] > 3000, "a topic is not drawn"
     # Fonts differ a little between versions of matplotlib; bars do not.
     bars = {name: (abs(array[:, :, :3] - 1) > 0.3).mean() for name, array in
-            {"made": made, "shown": shown}.items()}
+            {"made": picture, "shown": shown}.items()}
     assert bars["made"] == pytest.approx(bars["shown"], rel=0.05)
     assert (FOLDER / PICTURE).stat().st_size < 60_000

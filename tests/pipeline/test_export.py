@@ -45,7 +45,7 @@ STORES = [GoldenStore(GoldenSet(version, kind), state) for version, kind, state 
     ("5.3.3", "ipv6", "store"), ("5.3.3", "multipath", "store"), ("5.3.3", "lmq", "store"),
     ("4.9.3", "transaction", "store"), ("5.3.3", "crash-trunc-garbage", "before"),
     ("5.3.3", "crash-crc", "before"), ("4.9.3", "crash-trunc-header", "before"))]
-EACH = pytest.mark.parametrize("store", [pytest.param(one, id=one.id) for one in STORES])
+EACH = pytest.mark.parametrize("store", [pytest.param(store, id=store.id) for store in STORES])
 
 
 @EACH
@@ -88,10 +88,10 @@ def test_rows_do_not_depend_on_ranges_nor_threads(count, jobs, golden_copy, tmp_
     rows = table(out, parts={"topic": pa.string()})
     assert without(rows, "store", "file") == expected(root)
     assert not result.complete
-    found = manifest(out)["stores"][0]
-    assert found["damage"]["count"] == len(found["damage"]["places"]) == 2
-    assert [one["physical_offset"] for one in found["damage"]["places"]] == sorted(
-        one["physical_offset"] for one in found["damage"]["places"])
+    store = manifest(out)["stores"][0]
+    assert store["damage"]["count"] == len(store["damage"]["places"]) == 2
+    assert [place["physical_offset"] for place in store["damage"]["places"]] == sorted(
+        place["physical_offset"] for place in store["damage"]["places"])
 
 
 def test_a_pool_that_runs_tasks_again_leaves_no_double(golden, tmp_path):
@@ -100,11 +100,12 @@ def test_a_pool_that_runs_tasks_again_leaves_no_double(golden, tmp_path):
     run([root], out, pool=pool, count=7)
     assert pool.attempts > 7
     assert without(table(out), "store", "file", "day") == expected(root)
-    assert sum(one["rows"] for one in manifest(out)["files"]) == 600
-    assert sorted(one["path"] for one in manifest(out)["files"]) == [
-        str(one.relative_to(out)) for one in data_files(out)]
-    assert [one["bytes"] for one in sorted(manifest(out)["files"], key=lambda one: one["path"])] \
-        == [one.stat().st_size for one in data_files(out)]
+    assert sum(file["rows"] for file in manifest(out)["files"]) == 600
+    assert sorted(file["path"] for file in manifest(out)["files"]) == [
+        str(file.relative_to(out)) for file in data_files(out)]
+    assert [file["bytes"]
+            for file in sorted(manifest(out)["files"], key=lambda file: file["path"])] \
+        == [file.stat().st_size for file in data_files(out)]
     assert beside(out) == []
 
 
@@ -115,8 +116,8 @@ def test_avro_holds_the_same(compression, golden, tmp_path):
     root, out = golden("5.3.3/basic/store"), tmp_path / "out"
     run([root], out, "avro", partition_by=["topic"], compression=compression)
     rows = []
-    for one in data_files(out):
-        with one.open("rb") as file:
+    for path in data_files(out):
+        with path.open("rb") as file:
             rows += fastavro.reader(file)
     rows = sorted((row | {name: round(row[name].timestamp() * 1000) for name in TIMES}
                    for row in rows), key=lambda row: row["physical_offset"])
@@ -129,18 +130,19 @@ def test_csv_has_the_fields_of_read(compression, golden, rmqctl, tmp_path):
     run([root], out, "csv", partition_by=["topic"], compression=compression)
     opened = gzip.open if compression == "gzip" else open
     rows = []
-    for one in data_files(out):
-        with opened(one, "rt", encoding="utf-8", newline="") as file:
+    for path in data_files(out):
+        with opened(path, "rt", encoding="utf-8", newline="") as file:
             rows += csv.DictReader(file)
-    objects = {one["physical_offset"]: one for one in rmqctl("read", root, "-o", "jsonl").jsonl()}
+    objects = {message["physical_offset"]: message
+               for message in rmqctl("read", root, "-o", "jsonl").jsonl()}
     assert len(rows) == len(objects) == 600
     for row in rows:
-        found = objects[int(row["physical_offset"])]
-        assert row["body"] == found["body"]
-        assert row["properties_raw"] == found["properties_raw"]
-        assert json.loads(row["properties"]) == found["properties"]
-        assert json.loads(row["keys"]) == found["keys"]
-        assert (row["crc_ok"], row["tags"]) == ("true", found["tags"] or "")
+        message = objects[int(row["physical_offset"])]
+        assert row["body"] == message["body"]
+        assert row["properties_raw"] == message["properties_raw"]
+        assert json.loads(row["properties"]) == message["properties"]
+        assert json.loads(row["keys"]) == message["keys"]
+        assert (row["crc_ok"], row["tags"]) == ("true", message["tags"] or "")
         assert "topic" not in row
 
 
@@ -152,17 +154,18 @@ def test_only_what_was_asked_for(golden, rmqctl, tmp_path):
     rmqctl("pipeline", "export", root, "--out", out, "--topic", topic, "--queue", str(queue),
            "--until", str(middle), "--fields", "physical_offset,store,property.KEYS", "-j", "1",
            ).expect(0)
-    wanted = [one for one in everything if one["topic"] == topic and one["queue_id"] == queue
-              and one["store_timestamp"] <= middle]
+    wanted = [entry for entry in everything if entry["topic"] == topic
+              and entry["queue_id"] == queue               and entry["store_timestamp"] <= middle]
     rows = table(out)
     assert 0 < len(wanted) < 300
     assert [(row["physical_offset"], row["property.KEYS"]) for row in rows] == [
-        (one["physical_offset"], one["properties"].get("KEYS")) for one in wanted]
+        (entry["physical_offset"], entry["properties"].get("KEYS")) for entry in wanted]
     assert set(rows[0]) == {"physical_offset", "store", "property.KEYS", "topic", "day"}
-    found = manifest(out)
-    assert found["rows"] == len(wanted)
-    assert len(wanted) < found["stores"][0]["messages"] <= 600  # later files were not looked at
-    assert f"topic = {topic}" in found["conditions"]
+    manifest_content = manifest(out)
+    assert manifest_content["rows"] == len(wanted)
+    assert len(wanted) < manifest_content["stores"][0][
+        "messages"] <= 600  # later files were not looked at
+    assert f"topic = {topic}" in manifest_content["conditions"]
 
 
 def test_several_stores_have_verdicts_of_their_own(golden, golden_copy, rmqctl, tmp_path):
@@ -172,7 +175,7 @@ def test_several_stores_have_verdicts_of_their_own(golden, golden_copy, rmqctl, 
     done = rmqctl("pipeline", "export", sound, broken, "--out", out, "--partition-by", "store",
                   "-o", "json", "-j", "1").expect(1)
     shown = done.json()
-    assert [(one["store"], one["complete"]) for one in shown["stores"]] == [
+    assert [(store["store"], store["complete"]) for store in shown["stores"]] == [
         (str(sound), True), (str(broken), False)]
     rows = table(out, parts={"store": pa.string()})
     for root in (sound, broken):
@@ -183,11 +186,11 @@ def test_several_stores_have_verdicts_of_their_own(golden, golden_copy, rmqctl, 
 
 
 def test_lines_of_several_stores_say_whose_they_are(golden, rmqctl, tmp_path):
-    one, other = golden("5.3.3/basic/store"), golden("4.9.3/basic/store")
-    rmqctl("pipeline", "export", one, other, "--out", tmp_path / "out", "--format", "json", "-j",
+    first, other = golden("5.3.3/basic/store"), golden("4.9.3/basic/store")
+    rmqctl("pipeline", "export", first, other, "--out", tmp_path / "out", "--format", "json", "-j",
            "1").expect(0)
-    found = [json.loads(line) for line in lines(tmp_path / "out")]
-    assert {line["store"] for line in found} == {str(one), str(other)}
+    documents = [json.loads(line) for line in lines(tmp_path / "out")]
+    assert {line["store"] for line in documents} == {str(first), str(other)}
 
 
 def test_a_body_that_does_not_match_is_exported_and_reported(golden_copy, rmqctl, tmp_path):
@@ -234,10 +237,10 @@ def test_a_file_that_goes_away_meanwhile(how, golden_copy, tmp_path):
     result = run([root], out, pool=Breaking(12, action), count=20)
     rows = without(table(out), "store", "file", "day")
     assert not result.complete
-    found = manifest(out)["stores"][0]
-    spans = [(one["physical_offset"], one["physical_offset"] + one["length"])
-             for kind in ("missing", "damage") for one in found[kind]["places"]]
-    assert found["missing"]["bytes"] > 20_000
+    store = manifest(out)["stores"][0]
+    spans = [(place["physical_offset"], place["physical_offset"] + place["length"])
+             for kind in ("missing", "damage") for place in store[kind]["places"]]
+    assert store["missing"]["bytes"] > 20_000
     kept = [row for row in before if not any(
         start < row["physical_offset"] + row["total_size"] and row["physical_offset"] < end
         for start, end in spans)]
@@ -254,9 +257,9 @@ def test_zeros_at_the_end_of_a_file_are_damage_if_messages_follow(golden_copy, r
         out = tmp_path / f"out-{count}"
         assert not run([root], out, "json", count=count).complete
         read = rmqctl("read", root, "-o", "jsonl").expect(1)
-        assert lines(out) == sorted(f"{one}\n".encode() for one in read.out.split("\n")[:-1])
-        found = manifest(out)["stores"][0]["damage"]
-        assert sum(one["length"] for one in found["places"]) == found["bytes"] > 15_000
+        assert lines(out) == sorted(f"{part}\n".encode() for part in read.out.split("\n")[:-1])
+        result = manifest(out)["stores"][0]["damage"]
+        assert sum(place["length"] for place in result["places"]) == result["bytes"] > 15_000
 
 
 @pytest.mark.skipif(not damage.can_deny(), reason="nothing is denied to this user")
@@ -284,8 +287,8 @@ def test_nothing_to_be_read_at_all_is_no_export(golden_copy, tmp_path):
     root, out = golden_copy("5.3.3/basic/store"), tmp_path / "out"
 
     def action():
-        for one in (root / "commitlog").iterdir():
-            one.unlink()
+        for path in (root / "commitlog").iterdir():
+            path.unlink()
 
     with pytest.raises(StoreIOError, match="nothing can be read"):
         run([root], out, pool=Breaking(0, action))
@@ -393,7 +396,7 @@ def test_what_is_there_is_never_replaced(golden, rmqctl, tmp_path):
     (out / "mine").write_text("mine")
     done = rmqctl("pipeline", "export", root, "--out", out).expect(6)
     assert "already exists" in done.err
-    assert [one.name for one in out.iterdir()] == ["mine"]
+    assert [path.name for path in out.iterdir()] == ["mine"]
     (out / "mine").unlink()
     rmqctl("pipeline", "export", root, "--out", f"{out}/", "-j", "1").expect(0)
     assert manifest(out)["rows"] == 600
@@ -410,7 +413,7 @@ def test_what_came_meanwhile_is_never_replaced(golden, tmp_path):
 
     with pytest.raises(RefusedError, match="meanwhile"):
         run([golden("5.3.3/basic/store")], out, pool=Breaking(0, action))
-    assert [one.name for one in tmp_path.rglob("*")] == ["out", "other"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "other"]
 
 
 def test_a_dry_run_writes_nothing_and_knows_about_how_much(golden, rmqctl, tmp_path):
@@ -438,7 +441,7 @@ def test_a_zone_that_cannot_be_sent_goes_by_its_name(tmp_path, monkeypatch):
     from zoneinfo import ZoneInfo
 
     place = tmp_path / "zoneinfo" / "Asia" / "Shanghai"
-    with (next(one for one in _zone_files("Asia/Shanghai"))).open("rb") as file:
+    with (next(zone_file for zone_file in _zone_files("Asia/Shanghai"))).open("rb") as file:
         local = ZoneInfo.from_file(file, key="local")
     monkeypatch.setattr("os.path.realpath", lambda path: str(place))
     assert Export.of(zone=local).zone == ZoneInfo("Asia/Shanghai")
@@ -451,13 +454,13 @@ def _zone_files(name):
     from pathlib import Path
     from zoneinfo import TZPATH
 
-    return (one for one in (Path(folder, name) for folder in TZPATH) if one.is_file())
+    return (path for path in (Path(folder, name) for folder in TZPATH) if path.is_file())
 
 
 def test_whole_records_can_be_exported(golden, tmp_path):
     root, out = golden("5.3.3/basic/store"), tmp_path / "out"
     run([root], out, fields=["physical_offset", "record"], partition_by=[])
-    log = b"".join(one.read_bytes() for one in sorted((root / "commitlog").iterdir()))
+    log = b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
     rows = table(out, parts={})
     assert len(rows) == 600
     for row in rows:
@@ -494,14 +497,14 @@ def test_an_empty_store_is_an_empty_export(rmqctl, tmp_path):
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     done = rmqctl("pipeline", "export", tmp_path / "store", "--out", tmp_path / "out").expect(0)
     assert "no messages" in done.err
-    assert [one.name for one in (tmp_path / "out").iterdir()] == ["_rmqctl_export.json"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["_rmqctl_export.json"]
 
 
 def test_the_staging_folder_is_seen_for_what_it_is(golden, tmp_path):
     seen = []
 
     def action():
-        seen.extend(one.name for one in tmp_path.iterdir())
+        seen.extend(path.name for path in tmp_path.iterdir())
 
     run([golden("5.3.3/basic/store")], tmp_path / "out", pool=Breaking(0, action))
     assert len(seen) == 1
@@ -530,6 +533,6 @@ def test_random_damage_gives_the_same_for_any_ranges(seed_number, golden_copy, r
         result = run([root], out, "json", count=count)
         assert lines(out) == wanted
         assert result.complete is (read.code == 0)
-        found = manifest(out)["stores"][0]
-        results.append([found[name] for name in ("damage", "missing", "bad_crc", "messages")])
+        store = manifest(out)["stores"][0]
+        results.append([store[name] for name in ("damage", "missing", "bad_crc", "messages")])
     assert results[0] == results[1] == results[2]

@@ -58,7 +58,7 @@ def test_a_partition_has_one_file(form, count, tmp_path):
     result = run([root], out, form, count=count)
     wanted = partitions(root)
     assert result.total("files") == result.partitions == len(wanted) > 50
-    assert sorted(one["rows"] for one in manifest(out)["files"]) == sorted(wanted.values())
+    assert sorted(file["rows"] for file in manifest(out)["files"]) == sorted(wanted.values())
     assert beside(out) == [root.name]
 
 
@@ -79,7 +79,8 @@ def test_any_cuts_give_the_same_messages_in_order_and_few_files(form, seed, tmp_
     result = run([root], out, form, pool=pool, count=chance.choice([1, 2, 7]))
 
     wanted = expected(root)
-    assert result.total("rows") == sum(one["rows"] for one in manifest(out)["files"]) == len(wanted)
+    assert result.total("rows") == sum(file["rows"]
+                                       for file in manifest(out)["files"]) == len(wanted)
     # A file for each partition, and two for each buffer that had enough of one.
     size = sum(len(json.dumps(row, default=str)) for row in wanted)
     assert result.total("files") <= result.partitions + 2 * 8 * size / enough + (
@@ -87,13 +88,13 @@ def test_any_cuts_give_the_same_messages_in_order_and_few_files(form, seed, tmp_
     if form == "parquet":
         assert without(table(out), "store", "file", "day") == wanted
     elif form == "json":
-        found = [json.loads(line) for line in lines(out)]
-        assert sorted(row["physical_offset"] for row in found) == [
+        documents = [json.loads(line) for line in lines(out)]
+        assert sorted(row["physical_offset"] for row in documents) == [
             row["physical_offset"] for row in wanted]
     if form in ("parquet", "json"):
         # By their names, the files of a folder are in the order of the log.
-        for _, files in groupby(data_files(out), lambda one: one.parent):
-            offsets = [place for one in files for place in _offsets(one)]
+        for _, files in groupby(data_files(out), lambda path: path.parent):
+            offsets = [place for file in files for place in _offsets(file)]
             assert offsets == sorted(offsets)
 
 
@@ -110,7 +111,7 @@ def test_a_partition_with_much_gets_files_of_bounded_size(tmp_path, monkeypatch)
     monkeypatch.setattr(export_sink, "FLUSH", 2_000)
     monkeypatch.setattr(tolerant, "CHUNK", 2_000)
     run([root], out, "json", count=5, partition_by=[])
-    sizes = [one.stat().st_size for one in data_files(out)]
+    sizes = [file.stat().st_size for file in data_files(out)]
     assert len(sizes) > 5
     assert all(4_000 <= size < 12_000 for size in sizes[:-1])
     assert len(lines(out)) == 300
@@ -137,22 +138,23 @@ def test_a_column_too_large_for_one_batch():
     assert places[:, 1:].tolist() == [[0, 0, 1, 30], [0, 1, 1, 40]]
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_many_names_are_forced_to_disk_at_once_where_that_can_be(known, tmp_path, monkeypatch):
-    asked, each = [], []
+@pytest.mark.parametrize("syncs_names", [True, False])
+def test_many_names_are_forced_to_disk_at_once_where_that_can_be(syncs_names, tmp_path,
+                                                                 monkeypatch):
+    asked, values = [], []
 
     def whole(folder):
         asked.append(folder)
-        return known
+        return syncs_names
 
     monkeypatch.setattr(sync_many, "_whole_file_system", whole)
-    monkeypatch.setattr(sync_many, "sync_file", each.append)
+    monkeypatch.setattr(sync_many, "sync_file", values.append)
     paths = [str(tmp_path / str(number)) for number in range(sync_many.MANY)]
     sync_many.sync_many(paths[1:], str(tmp_path))
-    assert (asked, each) == ([], paths[1:])
-    each.clear()
+    assert (asked, values) == ([], paths[1:])
+    values.clear()
     sync_many.sync_many(paths, str(tmp_path))
-    assert (asked, each) == ([str(tmp_path)], [] if known else paths)
+    assert (asked, values) == ([str(tmp_path)], [] if syncs_names else paths)
 
 
 @pytest.mark.parametrize("where", [sync_many, attempt], ids=["folders", "files"])

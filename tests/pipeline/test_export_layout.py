@@ -30,7 +30,7 @@ def test_names_are_hives(value, name):
 def test_a_name_too_long_is_cut_and_stays_apart():
     names = {folder("topic", "%" * 200 + end) for end in "abc"}
     assert len(names) == 3
-    assert all(len(one.encode()) <= 255 for one in names)
+    assert all(len(name.encode()) <= 255 for name in names)
     wide = folder("topic", "ü" * 400)
     assert len(wide.encode()) <= 255
     assert not is_cut("topic", "x" * 249)
@@ -50,21 +50,21 @@ def test_days_of_zones():
 def test_odd_topics_are_found_again(tmp_path):
     root, out = write_log(tmp_path / "store", ODD), tmp_path / "out"
     run([root], out, count=4)
-    texts = [one.decode("utf-8", "replace") or None for one in ODD]
+    texts = [data.decode("utf-8", "replace") or None for data in ODD]
     rows = table(out)
     cut = manifest(out)["cut_names"]
     back = {part.partition("=")[2]: value for part, value in cut.items()}
     assert [back.get(escape(row["topic"] or ""), row["topic"]) for row in rows] == texts
-    assert len(cut) == sum(is_cut("topic", one or "") for one in texts) > 0
+    assert len(cut) == sum(is_cut("topic", text or "") for text in texts) > 0
     assert {row["day"] for row in rows} == {"2023-11-14"}
 
 
 def test_what_readers_find_out_by_themselves(tmp_path):
     root, out = write_log(tmp_path / "store", [b"a/b", b"%RETRY%g"]), tmp_path / "out"
     run([root], out)
-    found = ds.dataset(out, partitioning="hive").to_table(filter=ds.field("topic") == "%RETRY%g")
-    assert found.num_rows == 1
-    assert {one.relative_to(out).parts[0] for one in data_files(out)} == {
+    table = ds.dataset(out, partitioning="hive").to_table(filter=ds.field("topic") == "%RETRY%g")
+    assert table.num_rows == 1
+    assert {file.relative_to(out).parts[0] for file in data_files(out)} == {
         "topic=a%2Fb", "topic=%25RETRY%25g"}
 
 
@@ -99,6 +99,6 @@ def test_nearly_as_many_topics_as_messages(tmp_path):
     assert result.total("files") == result.partitions == 400
     rows = table(out, parts={"topic": pa.string()})
     assert [row["topic"].encode() for row in rows] == topics
-    for one in data_files(out):
-        offsets = pq.ParquetFile(one).read().column("physical_offset").to_pylist()
+    for file in data_files(out):
+        offsets = pq.ParquetFile(file).read().column("physical_offset").to_pylist()
         assert offsets == sorted(offsets)

@@ -32,10 +32,10 @@ def test_files_are_those_of_threads(count, spark_pool, golden_copy, tmp_path):
     run([root], here, count=count)
     run([root], there, pool=spark_pool, count=count)
     assert manifest(here) == manifest(there)
-    assert [one.relative_to(here) for one in data_files(here)] == [
-        one.relative_to(there) for one in data_files(there)]
-    assert all(one.read_bytes() == (there / one.relative_to(here)).read_bytes()
-               for one in data_files(here))
+    assert [file.relative_to(here) for file in data_files(here)] == [
+        file.relative_to(there) for file in data_files(there)]
+    assert all(file.read_bytes() == (there / file.relative_to(here)).read_bytes()
+               for file in data_files(here))
     assert beside(there) == ["copy-0", "here"]
 
 
@@ -54,12 +54,12 @@ def test_spark_reads_what_was_exported(spark, golden, tmp_path):
 
     root, out = golden("5.3.3/basic/store"), tmp_path / "out"
     run([root], out, count=3)
-    found = spark.read.parquet(str(out))
-    assert {"topic", "day", "body", "properties", "keys"} <= set(found.columns)
-    times = [name for name, kind in found.dtypes if kind == "timestamp"]
+    frame = spark.read.parquet(str(out))
+    assert {"topic", "day", "body", "properties", "keys"} <= set(frame.columns)
+    times = [name for name, kind in frame.dtypes if kind == "timestamp"]
     assert times == ["born_timestamp", "store_timestamp"]
-    found = found.withColumns({name: functions.unix_millis(name) for name in times})
-    rows = [row.asDict() for row in found.orderBy("physical_offset").collect()]
+    frame = frame.withColumns({name: functions.unix_millis(name) for name in times})
+    rows = [row.asDict() for row in frame.orderBy("physical_offset").collect()]
     for row in rows:
         row["body"] = bytes(row["body"])
     assert without(rows, "store", "file", "day") == [
@@ -73,7 +73,7 @@ def test_spark_reads_odd_topics(spark, tmp_path):
     root, out = write_log(tmp_path / "store", topics), tmp_path / "out"
     run([root], out)
     rows = spark.read.parquet(str(out)).orderBy("physical_offset").select("topic").collect()
-    assert [row.topic for row in rows] == [one.decode() or None for one in topics]
+    assert [row.topic for row in rows] == [topic.decode() or None for topic in topics]
     once = spark.read.parquet(str(out)).where("topic = '%RETRY%group'").count()
     assert once == 1
 
@@ -82,10 +82,10 @@ def test_spark_reads_odd_topics(spark, tmp_path):
 def test_spark_reads_lines_of_json(spark, golden, tmp_path):
     root, out = golden("5.3.3/basic/store"), tmp_path / "out"
     run([root], out, "json", count=3, partition_by=["day"], compression="gzip")
-    found = spark.read.json(str(out))
-    assert found.count() == 600
+    frame = spark.read.json(str(out))
+    assert frame.count() == 600
     wanted = {row["msg_id"]: row["unique_key"] for row in expected(root)}
-    assert {row.msg_id: row.unique_key for row in found.select("msg_id", "unique_key").collect()
+    assert {row.msg_id: row.unique_key for row in frame.select("msg_id", "unique_key").collect()
             } == wanted
 
 
@@ -96,11 +96,11 @@ class KilledOnce:
         self._work, self._mark = work, mark
 
     def __call__(self, task):
-        found = self._work(task)
+        work = self._work(task)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._mark)
             os.kill(os.getpid(), signal.SIGKILL)
-        return found
+        return work
 
 
 class Killing:
@@ -118,7 +118,7 @@ def test_a_killed_worker_leaves_no_double(spark_pool, golden, tmp_path):
     run([root], out, pool=Killing(spark_pool, str(mark)), count=7)
     assert mark.is_dir()
     assert without(table(out), "store", "file", "day") == expected(root)
-    assert sum(one["rows"] for one in manifest(out)["files"]) == 600
+    assert sum(file["rows"] for file in manifest(out)["files"]) == 600
     assert len(manifest(out)["files"]) == len(data_files(out))
     assert beside(out) == ["killed"]
 
@@ -137,6 +137,6 @@ class Removing:
         self._pool, self._folder, self.jobs = pool, folder, pool.jobs
 
     def run(self, work, tasks):
-        for one in self._folder.glob("*/attempts"):
-            one.rmdir()
+        for path in self._folder.glob("*/attempts"):
+            path.rmdir()
         yield from self._pool.run(work, tasks)

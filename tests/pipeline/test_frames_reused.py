@@ -51,13 +51,13 @@ def test_a_frame_with_other_conditions(frame, counts):
 
 def test_unions_joins_and_cached_frames(frame, counts):
     first, second = list(counts)[:2]
-    one, other = frame.where(f"topic = '{first}'"), frame.where(f"topic = '{second}'")
-    assert one.unionAll(other).count() == counts[first] + counts[second]
-    assert one.unionAll(frame).count() == counts[first] + sum(counts.values())
-    rest = frame.join(one, "physical_offset", "left_anti")
+    filtered, other = frame.where(f"topic = '{first}'"), frame.where(f"topic = '{second}'")
+    assert filtered.unionAll(other).count() == counts[first] + counts[second]
+    assert filtered.unionAll(frame).count() == counts[first] + sum(counts.values())
+    rest = frame.join(filtered, "physical_offset", "left_anti")
     assert rest.count() == sum(counts.values()) - counts[first]
     assert frame.alias("a").join(other.alias("b"), "physical_offset").count() == counts[second]
-    cached = one.cache()
+    cached = filtered.cache()
     try:
         assert cached.count() == counts[first]
         assert frame.count() == sum(counts.values())
@@ -107,8 +107,8 @@ def test_a_query_of_pipeline_sql(text, spark, pushing, counts, golden: GoldenFol
     values |= {"rest": values["all"] - values["first"],
                "both": values["first"] + values["second"]}
     frame = sql.query(spark, [str(golden(BASIC))], text.format(first, second))
-    found = [value for row in frame.collect() for value in row]
-    assert sorted(found) == sorted(values[name] for name in QUERIES[text])
+    result = [value for row in frame.collect() for value in row]
+    assert sorted(result) == sorted(values[name] for name in QUERIES[text])
 
 
 def test_what_a_query_answers_may_be_asked_further(spark, pushing, counts, golden: GoldenFolder):
@@ -148,8 +148,8 @@ def test_conditions_that_become_load_options(where, options, spark, golden: Gold
     if options is None:
         assert scans == {}, "the optimiser knows that nothing fulfils it"
     else:
-        found = scans["messages"].options("messages", {})
-        assert {name: sorted(text.split(",")) for name, text in found.items()} == {
+        listed_options = scans["messages"].options("messages", {})
+        assert {name: sorted(text.split(",")) for name, text in listed_options.items()} == {
             name: sorted(text.split(",")) for name, text in options.items()}
         assert Scans(set(), scans["messages"].conditions * 2).options("messages", {}) == {}
 

@@ -124,9 +124,9 @@ def test_conditions_that_the_reading_applies_change_no_answer(
 def test_what_a_query_needs(text: str, table: str, names: set[str] | None,
                             filters: Filters) -> None:
     with duckdb.connect(":memory:") as base:
-        found = needs(base, text)
-    assert found is not None
-    assert found[table] == Needs(names, filters)
+        listed_needs = needs(base, text)
+    assert listed_needs is not None
+    assert listed_needs[table] == Needs(names, filters)
 
 
 def test_only_the_columns_of_a_query_are_made(golden: GoldenFolder,
@@ -151,9 +151,9 @@ def test_a_table_may_be_asked_for_twice(golden: GoldenFolder) -> None:
 
 def test_queues_index_offsets_and_findings(golden: GoldenFolder, rmqctl: Runner) -> None:
     store = golden(DAMAGED)
-    found = rmqctl("verify", store, "-o", "json").json()["findings"]
+    findings = rmqctl("verify", store, "-o", "json").json()["findings"]
     rows = asked(store, "select * exclude (store) from findings")
-    assert rows == [{name: finding[name] for name in rows[0]} for finding in found]
+    assert rows == [{name: finding[name] for name in rows[0]} for finding in findings]
     basic = golden(BASIC)
     assert asked(basic, "select count(*) n from index")[0]["n"] == 1175
     lost = asked(basic, "select count(*) n from messages anti join consumequeue "

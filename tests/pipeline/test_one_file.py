@@ -94,9 +94,10 @@ def test_provenance_leads_to_the_bytes(golden: GoldenFolder, rmqctl: Runner,
         data = (store / row["file"]).read_bytes()
         record = data[row["position"]:row["position"] + row["total_size"]]
         assert hashlib.sha256(record).hexdigest() == row["sha256"]
-    told = json.loads((tmp_path / "evidence.jsonl.manifest.json").read_text())
-    assert told["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert (told["rows"], told["complete"], told["bytes"]) == (600, True, path.stat().st_size)
+    document = json.loads((tmp_path / "evidence.jsonl.manifest.json").read_text())
+    assert document["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (document["rows"], document["complete"], document["bytes"]) == (600, True,
+                                                                           path.stat().st_size)
     columns = tmp_path / "evidence.parquet"
     rmqctl("export", store, "--out", columns, "--fields", "file,position,sha256").expect(0)
     assert in_arrow(columns).to_pylist() == [
@@ -137,8 +138,8 @@ def test_what_is_damaged_is_said_and_the_rest_is_there(golden_copy: GoldenFolder
     store = golden_copy(SETS[0])
     damage.flip_bit(store, "commitlog/00000000000000000000", 300, 3)
     path = tmp_path / "damaged.parquet"
-    said = rmqctl("export", store, "--out", path, "--manifest").expect(1)
-    assert "body CRC mismatch" in said.err
+    result = rmqctl("export", store, "--out", path, "--manifest").expect(1)
+    assert "body CRC mismatch" in result.err
     table = in_arrow(path)
     assert (len(table), table["crc_ok"].to_pylist().count(False)) == (600, 1)
     assert json.loads((tmp_path / "damaged.parquet.manifest.json").read_text())["complete"] is False

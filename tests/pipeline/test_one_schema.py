@@ -40,7 +40,8 @@ def words(kind: pa.DataType, plain: dict[pa.DataType, str]) -> str:
 
 def of_arrow(schema: pa.Schema, names: dict[pa.DataType, str]) -> Table:
     assert schema.metadata[b"schema_version"] == str(VERSION).encode()
-    return [(one.name, words(one.type, names), one.nullable, comment_of(one)) for one in schema]
+    return [(field.name, words(field.type, names), field.nullable, comment_of(field))
+            for field in schema]
 
 
 def of_sql(rmqctl: Runner, store: Path, table: str) -> Table:
@@ -73,15 +74,17 @@ def test_spark(spark: Any, golden: GoldenFolder, rmqctl: Runner) -> None:
 
     store = str(golden(BASIC))
     for table, columns in TABLES.items():
-        wanted = of_arrow(pa.schema([one for name, one in columns.items() if name != "record"],
+        wanted = of_arrow(pa.schema([column for name, column in columns.items()
+                                     if name != "record"],
                                     METADATA), SPARK)
         if table != "tiered_messages":
             rows = sql.rows(sql.query(spark, [store], f"describe {table}"))
             assert [(row["col_name"], row["data_type"], True, row["comment"]) for row in rows
                     ] == wanted
         frame = spark.read.format("rocketmq").option("table", table).load(store)
-        assert [(one.name, one.dataType.simpleString(), one.nullable, one.metadata["comment"])
-                for one in frame.schema.fields] == wanted
+        assert [(attribute.name, attribute.dataType.simpleString(), attribute.nullable,
+                 attribute.metadata["comment"])
+                for attribute in frame.schema.fields] == wanted
 
 
 @pytest.mark.parametrize("table", ["consumequeue", "index", "offsets", "findings"])
@@ -90,14 +93,16 @@ def test_other_tables_of_sql(table: str, golden: GoldenFolder, rmqctl: Runner) -
         pa.schema([*COLUMNS[table].values()], METADATA), DUCKDB)
 
 
-@pytest.mark.parametrize("store", [one for one in golden_stores() if is_covering(one)],
-                         ids=lambda one: one.id)
+@pytest.mark.parametrize("store", [golden_store for golden_store in golden_stores()
+                                   if is_covering(golden_store)],
+                         ids=lambda golden_store: golden_store.id)
 def test_only_what_the_schema_says_is_null(store: Any, golden: GoldenFolder) -> None:
     from rmqctl.sql.session import QuerySession
 
     with QuerySession([str(golden(store.id))], store.commitlog_dirs) as session:
         for table, columns in COLUMNS.items():
-            never = [name for name, one in columns.items() if "; null: " not in comment_of(one)]
+            never = [name for name, column in columns.items()
+                     if "; null: " not in comment_of(column)]
             (counts,) = session.ask("select count(*) as n, " + ", ".join(
                 f'count("{name}") as "{name}"' for name in never) + f" from {table}").rows
             rows = counts.pop("n")

@@ -22,9 +22,9 @@ _SHELL = re.compile(r"```sh\n(rmqctl[^`]*?)```\n+```text\n(.*?)```", re.DOTALL)
 
 def section(title: str) -> str:
     """What stands below a heading of the page."""
-    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
-    assert found is not None, title
-    return found[1]
+    result = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    assert result is not None, title
+    return result[1]
 
 
 def spans(text: str) -> list[str]:
@@ -33,10 +33,10 @@ def spans(text: str) -> list[str]:
 
 def rows(text: str) -> list[list[str]]:
     """The cells of the Markdown tables in a text, without their heads."""
-    found = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
              for line in text.splitlines() if line.startswith("|")]
-    heads = {number for number, cells in enumerate(found) if set(cells[0]) <= set("-: ")}
-    return [cells for number, cells in enumerate(found)
+    heads = {number for number, cells in enumerate(cells) if set(cells[0]) <= set("-: ")}
+    return [cells for number, cells in enumerate(cells)
             if number not in heads and number + 1 not in heads]
 
 
@@ -55,7 +55,7 @@ def test_what_is_pushed_down_is_what_the_table_says():
 def test_all_options_of_writing_are_there():
     from rmqctl.ext.spark.source.write import OPTIONS
 
-    named = {one.split("=")[0] for one in spans(section("Writing"))}
+    named = {span.split("=")[0] for span in spans(section("Writing"))}
     assert {*OPTIONS} - {"path"} <= named
 
 
@@ -65,9 +65,9 @@ def test_all_settings_of_a_session_are_there(tmp_path):
     text = section("Settings of rmqctl")
     for name, value in session._settings(str(tmp_path), "log", 2, {}).items():
         if name == "spark.driver.extraJavaOptions":
-            shown = [one for one in value.split() if one.startswith("-XX")]
+            shown = [part for part in value.split() if part.startswith("-XX")]
             assert shown
-            assert all(one in text for one in shown)
+            assert all(part in text for part in shown)
         else:
             assert name in text, name
         if f"`{name}=" in text:
@@ -92,19 +92,19 @@ def test_the_programs_run(spark, tmp_path, capfd):
     (tmp_path / "data").mkdir()
     places = {"/mnt/brokers": str(tmp_path / "brokers"), "/data": str(tmp_path / "data"),
               "examples/store": str(STORE)}
-    known: dict[str, object] = {}
+    names_in_program: dict[str, object] = {}
     compared = 0
-    for program, said in _PROGRAM.findall(PAGE):
+    for program, text in _PROGRAM.findall(PAGE):
         code = program
         for shown, real in places.items():
             code = code.replace(shown, real)
         capfd.readouterr()
-        exec(compile(code, "pipeline.md", "exec"), known)
-        if said:
-            assert capfd.readouterr().out.strip() == said.strip()
+        exec(compile(code, "pipeline.md", "exec"), names_in_program)
+        if text:
+            assert capfd.readouterr().out.strip() == text.strip()
             compared += 1
     assert compared
-    assert known["spark"] is not None
+    assert names_in_program["spark"] is not None
     followed = spark.read.parquet(str(tmp_path / "data" / "messages"))
     assert followed.count() == 1200
     assert followed.select("store").distinct().count() == 2
@@ -117,10 +117,10 @@ def test_the_programs_run(spark, tmp_path, capfd):
 @pytest.mark.exhaustive
 @pytest.mark.xdist_group("spark-cluster")
 def test_the_query_says_what_the_page_shows():
-    (found,) = _SHELL.findall(PAGE)
+    (command,) = _SHELL.findall(PAGE)
     done = subprocess.run(
-        ["sh", "-c", found[0].replace("rmqctl ", f"{sys.executable} -m rmqctl ", 1)], cwd=ROOT,
+        ["sh", "-c", command[0].replace("rmqctl ", f"{sys.executable} -m rmqctl ", 1)], cwd=ROOT,
         text=True, capture_output=True, timeout=300,
         env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line.rstrip() for line in done.stdout.splitlines()] == found[1].splitlines()
+    assert [line.rstrip() for line in done.stdout.splitlines()] == command[1].splitlines()

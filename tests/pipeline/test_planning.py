@@ -28,8 +28,8 @@ TABLES = ("messages", "frames", "consumequeue", "index")
 
 
 def planned(path: Path | str, table: str = "messages", **options: str):
-    found = ReadOptions.of({"path": str(path), "table": table, **options})
-    return plan(found, found.filters, cores=2)
+    read_options = ReadOptions.of({"path": str(path), "table": table, **options})
+    return plan(read_options, read_options.filters, cores=2)
 
 
 # -- cutting --------------------------------------------------------------------------------------
@@ -46,9 +46,9 @@ def test_pieces_join_without_gap_or_overlap(table: str, count: int, golden: Gold
         by_file.setdefault(piece.path.path, []).append(piece)
     for pieces in by_file.values():
         assert pieces[0].start == (1 if table == "index" else 0)
-        assert all(one.end == other.start for one, other in pairwise(pieces))
+        assert all(first.end == other.start for first, other in pairwise(pieces))
         if isinstance(pieces[0], LogPiece):
-            assert [one.last for one in pieces] == [False] * (len(pieces) - 1) + [True]
+            assert [piece.last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     top = {"consumequeue": "consumequeue", "index": "index"}.get(table, "commitlog")
     there = [path for path in (root / top).rglob("*") if path.is_file()]
     assert set(by_file) == set(map(str, there))
@@ -129,14 +129,15 @@ def test_the_unused_end_of_a_log_is_one_frame(tmp_path: Path) -> None:
     assert {piece.path.base for piece in messages} < {piece.path.base for piece in pieces}
     for count in (1, 2, 7, 64):
         rows = reading.rows(store.root, "frames", numPartitions=str(count))
-        assert sum(one["length"] for one in rows) == 4 * 1024
+        assert sum(row["length"] for row in rows) == 4 * 1024
 
 
-STORES = sample((each for each in golden_sets.golden_stores() if each.set.version == "5.3.3"), 4,
+STORES = sample((golden_store for golden_store in golden_sets.golden_stores()
+                 if golden_store.set.version == "5.3.3"), 4,
                 "partitions of golden stores")
 
 
-@pytest.mark.parametrize("store", STORES, ids=lambda one: one.id)
+@pytest.mark.parametrize("store", STORES, ids=lambda golden_store: golden_store.id)
 def test_golden_stores(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     """All tables, cut anywhere, are what the local readers have."""
     root = golden(store.id)
@@ -157,7 +158,7 @@ def test_offsets_choose_files_by_name(golden: GoldenFolder, seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(6):
         start, end = sorted(rng.sample(range(every[-1]["physical_offset"] + 2000), 2))
-        wanted = [one for one in every if start <= one["physical_offset"] < end]
+        wanted = [message for message in every if start <= message["physical_offset"] < end]
         options = {"startPhy": str(start), "endPhy": hex(end)}
         parts = planned(root, **options)
         assert {piece.path.base for part in parts for piece in part} == {
@@ -174,10 +175,10 @@ def test_offsets_leave_no_frame_out(tmp_path: Path, seed: int) -> None:
     damage.write(store.root, store.place(store.log_end)[0], store.place(store.log_end)[1] + 200,
                  b"rest of something")
     every = reading.rows(store.root, "frames")
-    assert [one["kind"] for one in every].count("damaged") == 1
+    assert [row["kind"] for row in every].count("damaged") == 1
     for start in range(0, 4096, 61):
         end = start + 997
-        wanted = [one for one in every if start <= one["physical_offset"] < end]
+        wanted = [message for message in every if start <= message["physical_offset"] < end]
         assert reading.rows(store.root, "frames", startPhy=str(start), endPhy=str(end),
                             numPartitions="3") == wanted
 
@@ -186,13 +187,13 @@ def test_times_choose_files(golden: GoldenFolder, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(planning, "CLOCK_SKEW", 0)
     root = golden("5.3.3/basic/store")
     every = reading.rows(root)
-    stamps = sorted(one["store_timestamp"] for one in every)
+    stamps = sorted(message["store_timestamp"] for message in every)
     fewer = 0
     for since, until in ((stamps[100], stamps[200]), (stamps[-5], None), (None, stamps[3]),
                          (stamps[0], stamps[-1])):
         options = {name: str(value) for name, value in (("since", since), ("until", until))
                    if value is not None}
-        wanted = [one for one in every if (since or 0) <= one["store_timestamp"]
+        wanted = [message for message in every if (since or 0) <= message["store_timestamp"]
                   <= (until or 1 << 62)]
         assert reading.rows(root, **options) == wanted
         fewer += sum(map(len, planned(root, **options))) < sum(map(len, planned(root)))
@@ -207,9 +208,9 @@ def test_one_wrong_time_leaves_nothing_out(golden_copy: GoldenFolder,
     monkeypatch.setattr(planning, "CLOCK_SKEW", 0)
     root = golden_copy("5.3.3/basic/store")
     every = reading.rows(root)
-    stamps = [one["store_timestamp"] for one in every]
+    stamps = [message["store_timestamp"] for message in every]
     for file in sorted((root / "commitlog").iterdir()):
-        first = next(one for one in every if one["physical_offset"] == int(file.name))
+        first = next(message for message in every if message["physical_offset"] == int(file.name))
         at = 56 if len(first["born_host"].split(":")) == 2 else 68
         raw = file.read_bytes()[at:at + 8]
         assert int.from_bytes(raw, "big") == first["store_timestamp"]
@@ -217,11 +218,12 @@ def test_one_wrong_time_leaves_nothing_out(golden_copy: GoldenFolder,
             done = damage.flip_bit(root, f"commitlog/{file.name}", at + bit, 6)
             for since, until in ((min(stamps), max(stamps)), (stamps[-50], None),
                                  (None, stamps[50])):
-                found = reading.rows(root, **{name: str(value) for name, value in (
+                rows = reading.rows(root, **{name: str(value) for name, value in (
                     ("since", since), ("until", until)) if value is not None})
                 now = reading.rows(root)
-                assert found == [one for one in now if (since or 0) <= one["store_timestamp"]
-                                 <= (until or 1 << 62)]
+                assert rows == [message for message in now
+                                if (since or 0) <= message["store_timestamp"]
+                                <= (until or 1 << 62)]
             damage.undo(root, done)
 
 
@@ -229,9 +231,10 @@ def test_topics_choose_queues(golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic/store")
     every = reading.rows(root, "consumequeue")
     topic = every[0]["topic"]
-    found = reading.rows(root, "consumequeue", topic=topic, queueId="0,2")
-    assert found == [one for one in every if one["topic"] == topic and one["queue_id"] in (0, 2)]
-    assert found
+    rows = reading.rows(root, "consumequeue", topic=topic, queueId="0,2")
+    assert rows == [queue for queue in every if queue["topic"] == topic
+                    and queue["queue_id"] in (0, 2)]
+    assert rows
     pieces = [piece for part in planned(root, "consumequeue", topic=topic) for piece in part]
     assert {piece.topic for piece in pieces} == {topic}
 
@@ -239,9 +242,9 @@ def test_topics_choose_queues(golden: GoldenFolder) -> None:
 def test_a_topic_that_is_no_text(tiny: tiny_stores.Tiny) -> None:
     folder = os.path.join(os.fsencode(tiny.root), b"consumequeue")
     os.rename(os.path.join(folder, b"bills"), os.path.join(folder, b"bi\xffls"))
-    found = reading.rows(tiny.root, "consumequeue", topic=os.fsdecode(b"bi\xffls"))
-    assert {one["topic"] for one in found} == {"bi\ufffdls"}
-    assert len(found) == sum(unit.topic == "bills" for unit in tiny.units)
+    rows = reading.rows(tiny.root, "consumequeue", topic=os.fsdecode(b"bi\xffls"))
+    assert {row["topic"] for row in rows} == {"bi\ufffdls"}
+    assert len(rows) == sum(unit.topic == "bills" for unit in tiny.units)
 
 
 # -- several stores, and what is no store ---------------------------------------------------------

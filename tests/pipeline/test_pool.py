@@ -37,9 +37,9 @@ def test_results_come_in_the_order_of_the_tasks(spark_pool):
     ([1], 2, 1), ([100 << 10] * 1772, 2, 8), ([64 << 20] * 40, 2, 40), ([STORE] * 345, 2, 8),
     ([1 << 30, 1, 1, 1, 1 << 30], 1, 2), ([0, 0, 0], 4, 1)])
 def test_small_tasks_share_one_of_spark(weights, jobs, packs):
-    made = packed(weights, jobs)
-    assert [number for pack in made for number in pack] == list(range(len(weights)))
-    assert len(made) == packs
+    archive = packed(weights, jobs)
+    assert [number for pack in archive for number in pack] == list(range(len(weights)))
+    assert len(archive) == packs
 
 
 def test_an_error_of_a_task_is_raised_as_it_was(spark_pool):
@@ -61,13 +61,13 @@ def test_a_store_at_a_url(is_backup, spark_pool, golden_copy, tmp_path):
         url = f"file://{tmp_path}/objects"
         back_up(BackupSource(str(root)), url, lambda: 1_750_000_000_000, "1.0.0")
     with Store.open(root) as here, Store.open(url) as there:
-        [own, found] = [[file.path for file in store.log.files] for store in (here, there)]
+        [own, paths] = [[file.path for file in store.log.files] for store in (here, there)]
 
         def read(path):
             with FileSource(path) as source:
                 return source.read(0, source.size)
 
-        assert [data for _, data in spark_pool.run(read, found)] == [
+        assert [data for _, data in spark_pool.run(read, paths)] == [
             Path(path).read_bytes() for path in own]
 
 
@@ -79,7 +79,7 @@ def test_a_killed_worker_is_replaced(spark_pool, tmp_path):
             os.kill(os.getpid(), signal.SIGKILL)
         return number + 1
 
-    assert [found for _, found in spark_pool.run(dies_once, range(6))] == [1, 2, 3, 4, 5, 6]
+    assert [answer for _, answer in spark_pool.run(dies_once, range(6))] == [1, 2, 3, 4, 5, 6]
     assert (tmp_path / "1").exists()
     assert (tmp_path / "4").exists()
 

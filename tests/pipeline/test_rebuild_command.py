@@ -34,7 +34,7 @@ def without_next(plan: dict[str, Any]) -> dict[str, Any]:
 def harm(store: Path) -> None:
     """Every second file of queues and index is damaged or gone; what no log tells stays."""
     for kind in ("consumequeue/", "batchconsumequeue/", "index/"):
-        names = [one for one in sorted(derived(store)) if one.startswith(kind)]
+        names = [file for file in sorted(derived(store)) if file.startswith(kind)]
         for number, name in enumerate(names):
             path = store / name
             if number % 4 == 2:
@@ -61,11 +61,12 @@ def test_the_plan_of_recover_carried_out_and_taken_back(rmqctl: Run, golden_copy
     done = rmqctl("pipeline", "rebuild", root, *HERE, "--apply", "--yes").expect(0).json()
     assert done["applied"]
     assert done["actions"] == theirs["actions"]
-    found = derived(root)
-    assert {name: found[name] for name in found if name[:5] != "index"} == {
+    derived_files = derived(root)
+    assert {name: derived_files[name] for name in derived_files if name[:5] != "index"} == {
         name: wanted[name] for name in wanted if name[:5] != "index"}
-    assert sorted(found[one] for one in found if one[:5] == "index") == sorted(
-        wanted[one] for one in wanted if one[:5] == "index")
+    assert sorted(derived_files[derived_file] for derived_file in derived_files
+                  if derived_file[:5] == "index") == sorted(
+                      wanted[file] for file in wanted if file[:5] == "index")
     assert not (root / ".rmqctl" / "scratch").exists()
     again = rmqctl("pipeline", "rebuild", root, *HERE, "--apply", "--yes").expect(0).json()
     assert again["actions"] == []
@@ -79,8 +80,8 @@ def test_the_plan_of_recover_carried_out_and_taken_back(rmqctl: Run, golden_copy
     ("--topic", "TP", "--queue", "0")], ids=str)
 def test_a_part_of_it(rmqctl: Run, golden_copy: Folder, options: tuple[str, ...]) -> None:
     root = golden_copy("5.3.3/basic/store")
-    topic = min(one.name for one in (root / "consumequeue").iterdir() if one.name[0] == "T")
-    given = [topic if one == "TP" else one for one in options]
+    topic = min(path.name for path in (root / "consumequeue").iterdir() if path.name[0] == "T")
+    given = [topic if option == "TP" else option for option in options]
     harm(root)
     theirs = rmqctl("recover", root, *(given if "--only" in given else
                                        ["--only", "consumequeue", *given]), "-o", "json").json()
@@ -120,8 +121,9 @@ def test_a_plan_made_in_a_named_folder(rmqctl: Run, golden_copy: Folder, tmp_pat
     shutil.rmtree(root / "consumequeue")
     folder = tmp_path / "shared"
     folder.mkdir()
-    found = rmqctl("pipeline", "rebuild", root, *HERE, *SIZES, "--scratch", folder).expect(0).json()
-    assert found["actions"]
+    answer = rmqctl("pipeline", "rebuild", root, *HERE, *SIZES, "--scratch",
+                    folder).expect(0).json()
+    assert answer["actions"]
     assert list(folder.iterdir()) == []
     rmqctl("pipeline", "rebuild", root, *HERE, "--scratch", folder, "--apply").expect(2)
 

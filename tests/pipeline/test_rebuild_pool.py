@@ -40,7 +40,7 @@ from tests.support import snapshot
 from tests.support.golden import all_sets
 from tests.support.share import sample
 
-DAMAGED = [each for each in all_sets() if each.is_damaged]
+DAMAGED = [golden_set for golden_set in all_sets() if golden_set.is_damaged]
 SOME = ["4.9.3/basic", "5.3.3/cqext", "5.3.3/batchcq", "5.3.3/lmq"]
 
 
@@ -57,18 +57,19 @@ def local(store, settings, kind, folder, **more):
 
 @pytest.mark.parametrize(("jobs", "ranges"), sample(
     [(1, 1), (2, 7)], 0, "threads", always=[(2, 7)]))
-@pytest.mark.parametrize("each", sample(SETS, 7, "deleted structures"), ids=lambda one: one.id)
-def test_deleted_structures_come_back_as_the_engine_wrote_them(each, jobs, ranges, golden,
+@pytest.mark.parametrize("golden_set", sample(SETS, 7, "deleted structures"),
+                         ids=lambda golden_store: golden_store.id)
+def test_deleted_structures_come_back_as_the_engine_wrote_them(golden_set, jobs, ranges, golden,
                                                                golden_copy, tmp_path):
-    folder = golden(each.id)
-    settings = settings_of(folder, each.version)
-    store = golden_copy(f"{each.id}/store")
+    folder = golden(golden_set.id)
+    settings = settings_of(folder, golden_set.version)
+    store = golden_copy(f"{golden_set.id}/store")
     wanted = derived(store)
     for name in DERIVED:
         shutil.rmtree(store / name, ignore_errors=True)
-    parts = parts_of(store, each.kind)
+    parts = parts_of(store, golden_set.kind)
     with Scratch(str(tmp_path)) as scratch:
-        rebuilt = on_pool(Threads(jobs), store, settings, scratch, each.kind,
+        rebuilt = on_pool(Threads(jobs), store, settings, scratch, golden_set.kind,
                           range_size=range_size(parts, ranges))
         carry_out(derived_steps(rebuilt)[0], store)
         assert set(os.listdir(scratch.root)) <= {*DERIVED, "consumequeue_ext"}
@@ -85,12 +86,12 @@ def same_as_local(store, settings, kind, tmp_path, pool, ranges, groups):
         return derived_steps(rebuilt)
 
 
-@pytest.mark.parametrize("each", SETS, ids=IDS)
-def test_the_same_as_the_local_rebuild(each, golden, tmp_path):
+@pytest.mark.parametrize("golden_set", SETS, ids=IDS)
+def test_the_same_as_the_local_rebuild(golden_set, golden, tmp_path):
     """Tasks run in any order and several times."""
-    folder, pool = golden(each.id), Unruly(7)
-    assert same_as_local(folder / "store", settings_of(folder, each.version), each.kind, tmp_path,
-                         pool, 7, 3) == ([], [])
+    folder, pool = golden(golden_set.id), Unruly(7)
+    assert same_as_local(folder / "store", settings_of(folder, golden_set.version), golden_set.kind,
+                         tmp_path,                          pool, 7, 3) == ([], [])
     assert pool.attempts > 4
 
 
@@ -107,14 +108,15 @@ def test_any_number_of_ranges_and_groups(name, cut, pool, golden, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("each", "ranges"), sample(
-    [(each, ranges) for each in DAMAGED for ranges in (2, 23, 64, 200)], 14, "damaged logs"),
-    ids=lambda one: getattr(one, "id", one))
-def test_damaged_logs(each, ranges, golden, tmp_path):
+@pytest.mark.parametrize(("golden_store", "ranges"), sample(
+    [(golden_store, ranges) for golden_store in DAMAGED for ranges in (2, 23, 64, 200)], 14,
+    "damaged logs"),
+    ids=lambda param: getattr(param, "id", param))
+def test_damaged_logs(golden_store, ranges, golden, tmp_path):
     """Damage is counted and passed over alike; ranges begin inside of it."""
-    folder = golden(each.id)
-    same_as_local(folder / "before", settings_of(folder, each.version), each.kind, tmp_path,
-                  Unruly(ranges), ranges, 3)
+    folder = golden(golden_store.id)
+    same_as_local(folder / "before", settings_of(folder, golden_store.version), golden_store.kind,
+                  tmp_path,                   Unruly(ranges), ranges, 3)
 
 
 @pytest.mark.parametrize("wish", [{"only": {"consumequeue"}}, {"only": {"index"}},
@@ -133,7 +135,7 @@ def test_parts_of_it(name, wish, golden, tmp_path):
 def test_one_topic_or_queue(name, golden, tmp_path):
     folder = golden(name)
     store, settings = folder / "store", settings_of(folder, name[:5])
-    topics = {Path(one).parts[1:3] for one in derived(store) if not one.startswith("index")}
+    topics = {Path(file).parts[1:3] for file in derived(store) if not file.startswith("index")}
     some = sorted(topics)[::max(1, len(topics) // 2)]
     for topic, queue in some:
         for number in (None, int(queue)):
@@ -144,16 +146,17 @@ def test_one_topic_or_queue(name, golden, tmp_path):
                                        range_size=30_000, topic=topic, queue=number)) == wanted
 
 
-@pytest.mark.parametrize("each", sample(SETS, 8, "expired heads"), ids=lambda one: one.id)
-def test_expired_heads(each, golden, tmp_path):
+@pytest.mark.parametrize("golden_set", sample(SETS, 8, "expired heads"),
+                         ids=lambda golden_store: golden_store.id)
+def test_expired_heads(golden_set, golden, tmp_path):
     """Rows, units and entries of expired messages are taken over; batch queues go on from them."""
-    folder = golden(each.id)
-    store, settings = folder / "store", settings_of(folder, each.version)
-    parts = parts_of(store, each.kind)
+    folder = golden(golden_set.id)
+    store, settings = folder / "store", settings_of(folder, golden_set.version)
+    parts = parts_of(store, golden_set.kind)
     for number in {1, len(parts) // 2} - {0}:
-        wanted = local(store, settings, each.kind, tmp_path, parts=parts[number:])
+        wanted = local(store, settings, golden_set.kind, tmp_path, parts=parts[number:])
         with Scratch(str(tmp_path)) as scratch:
-            rebuilt = on_pool(Unruly(number), store, settings, scratch, each.kind, groups=3,
+            rebuilt = on_pool(Unruly(number), store, settings, scratch, golden_set.kind, groups=3,
                               parts=parts[number:], range_size=40_000)
             assert outcome(rebuilt) == wanted
             assert derived_steps(rebuilt) == ([], [])
@@ -179,16 +182,20 @@ def test_index_files_by_many_tasks(name, capacity, ending, golden, tmp_path):
 
 def test_how_index_files_are_divided():
     shape = IndexShape(7, 11)
-    whole = [(one.start, one.stop) for one in index_tasks(Expired(), shape, 45, 100)]
+    whole = [(index_task.start, index_task.stop)
+             for index_task in index_tasks(Expired(), shape, 45, 100)]
     assert whole == [(0, 10), (10, 20), (20, 30), (30, 40), (40, None)]
-    assert [(one.start, one.stop) for one in index_tasks(Expired(), shape, 40, 3)] == [
-        (0, 10), (10, 20), (20, None)]
+    assert [(index_task.start, index_task.stop)
+            for index_task in index_tasks(Expired(), shape, 40, 3)] == [
+                (0, 10), (10, 20), (20, None)]
     begun = Expired((), StoreFile("x", "x", 1, 1), 4)
-    assert [(one.start, one.stop, one.expired.entries) for one in index_tasks(
-        begun, shape, 7, 9)] == [(0, 6, 4), (6, None, 0)]
+    assert [(index_task.start, index_task.stop, index_task.expired.entries)
+            for index_task in index_tasks(
+                begun, shape, 7, 9)] == [(0, 6, 4), (6, None, 0)]
     for entries in (0, 1, 10):
-        assert [(one.start, one.stop) for one in index_tasks(Expired(), shape, entries, 9)] == [
-            (0, None)]
+        assert [(index_task.start, index_task.stop)
+                for index_task in index_tasks(Expired(), shape, entries, 9)] == [
+                    (0, None)]
 
 
 def test_a_log_of_no_file(golden, tmp_path):
@@ -272,13 +279,13 @@ def test_what_a_killed_driver_left_is_cleared(golden, tmp_path):
     assert outcome(on_pool(Threads(1), store, settings, scratch)) == wanted
 
 
-def blind(job, one):
+def blind(job, task):
     """A worker on another machine, with a its own folder of that name."""
     moved = job.folder + "-elsewhere"
     shutil.copytree(job.folder, moved, dirs_exist_ok=True)
-    found = rebuild_tasks.spool(_at(job, moved), one)
+    spooled_range = rebuild_tasks.spool(_at(job, moved), task)
     shutil.rmtree(moved)
-    return found
+    return spooled_range
 
 
 def _at(job, folder):
@@ -293,8 +300,8 @@ def test_workers_that_see_other_folders_are_noticed(golden, tmp_path, monkeypatc
     with (Scratch(str(tmp_path)) as scratch,
           pytest.raises(StoreIOError, match="the driver does not see it")):
         on_pool(Threads(1), store, settings, scratch)
-    monkeypatch.setattr(pipeline_rebuild, "spool", lambda job, one: rebuild_tasks.spool(
-        _at(job, job.folder + "-elsewhere"), one))
+    monkeypatch.setattr(pipeline_rebuild, "spool", lambda job, part: rebuild_tasks.spool(
+        _at(job, job.folder + "-elsewhere"), part))
     with (Scratch(str(tmp_path)) as scratch,
           pytest.raises(StoreIOError, match="at the same paths")):
         on_pool(Threads(1), store, settings, scratch)
@@ -307,15 +314,15 @@ def test_a_spool_that_was_changed_is_refused(harm, golden, tmp_path):
 
     class Harming(Unruly):
         def run(self, work, tasks):
-            known = list(tasks)
-            if not isinstance(known[0], rebuild_tasks.QueueGroup | IndexTask):
-                yield from super().run(work, known)
+            all_tasks = list(tasks)
+            if not isinstance(all_tasks[0], rebuild_tasks.QueueGroup | IndexTask):
+                yield from super().run(work, all_tasks)
                 return
             for path in Path(scratch.path("pipeline")).glob("*.spool"):
                 data = path.read_bytes()
                 path.write_bytes({"cut": data[:-30], "emptied": b"",
                                   "overwritten": b"\xff" * 64 + data[64:]}[harm])
-            yield from super().run(work, known)
+            yield from super().run(work, all_tasks)
 
     with Scratch(str(tmp_path)) as scratch, pytest.raises(StoreIOError, match="incomplete; it"):
         on_pool(Harming(), store, settings, scratch)

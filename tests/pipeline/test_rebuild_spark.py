@@ -33,8 +33,8 @@ def test_deleted_structures_come_back_as_the_engine_wrote_them(name, golden, gol
     store, settings = golden_copy(f"{name}/store"), settings_of(folder, name[:5])
     wanted = derived(store)
     expected = local(store, settings, "", tmp_path)[1]
-    for one in DERIVED:
-        shutil.rmtree(store / one, ignore_errors=True)
+    for key in DERIVED:
+        shutil.rmtree(store / key, ignore_errors=True)
     with Scratch(str(tmp_path)) as scratch:
         rebuilt = on_pool(spark_pool, store, settings, scratch, range_size=50_000, groups=3)
         assert outcome(rebuilt)[1] == expected | {"root": str(store)}
@@ -66,18 +66,18 @@ def test_a_killed_worker_is_made_up_for(stage, golden, tmp_path, spark_pool, mon
     assert flag.exists()
 
 
-def killing_one(flag, work, job, one):
+def killing_one(flag, work, job, task):
     """The work; but the worker process that gets there first is killed."""
     if not os.path.exists(flag):
         os.mkdir(flag)
         os.kill(os.getpid(), signal.SIGKILL)
-    return work(job, one)
+    return work(job, task)
 
 
-def full(work, job, one):
+def full(work, job, task):
     """The work on a worker whose disk has no room left behind some writes."""
     with no_room(2):
-        return work(job, one)
+        return work(job, task)
 
 
 @contextmanager

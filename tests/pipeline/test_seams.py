@@ -32,28 +32,28 @@ def small_steps(monkeypatch):
 
 def borders(source: FileSource) -> list[int]:
     """Where a walk over the whole file stands, one after the other."""
-    found = [0]
+    numbers = [0]
     walk = Walk(source)
     for batch in walk:
-        found += (batch.start + batch.base - source.base).tolist()
-        found += [one.offset - source.base for one in batch.spans[:1]]
-        found.append(walk.position)
-    return sorted(set(found))
+        numbers += (batch.start + batch.base - source.base).tolist()
+        numbers += [span.offset - source.base for span in batch.spans[:1]]
+        numbers.append(walk.position)
+    return sorted(set(numbers))
 
 
 def truth(standing: list[int], cut: int) -> int:
-    return next(one for one in standing if one >= cut)
+    return next(file for file in standing if file >= cut)
 
 
 def frames(batches) -> list[tuple]:
-    found = []
+    pairs = []
     for batch in batches:
         size = batch.column("total_size").tolist()
         topics = [batch.bytes_at(row) for row in range(len(batch))]
-        found += list(zip(batch.offset.tolist(), size, topics, strict=True))
-        found += [(one.offset, one.length, (one.kind, one.reason, one.field))
-                  for one in batch.spans]
-    return sorted(found, key=lambda one: one[0])
+        pairs += list(zip(batch.offset.tolist(), size, topics, strict=True))
+        pairs += [(span.offset, span.length, (span.kind, span.reason, span.field))
+                  for span in batch.spans]
+    return sorted(pairs, key=lambda pair: pair[0])
 
 
 def cut_up(source: FileSource, proof, cuts: list[int]) -> list[tuple]:
@@ -115,7 +115,7 @@ def test_any_cut_of_damaged_files(round_: int, proven: bool, golden_copy: Golden
     for path in log_files(root):
         with opened(path) as source:
             standing = borders(source)
-            near = [one + shift for one in standing for shift in (-1, 0, 1)]
+            near = [file + shift for file in standing for shift in (-1, 0, 1)]
             for cut in [*rng.sample(range(source.size), 40), *rng.sample(near, 40)]:
                 inside = min(max(cut, 0), source.size)
                 assert Seams(source, proof).at(inside) == truth(standing, inside), (path, cut)
@@ -152,12 +152,12 @@ def test_ranges_are_the_sequential_walk(count: int, golden_copy: GoldenFolder, s
         for path in log_files(root):
             with opened(path) as source:
                 whole = frames(Walk(source))
-                even = [source.size * one // count for one in range(1, count)]
+                even = [source.size * number // count for number in range(1, count)]
                 odd = sorted(random.Random(seed).sample(range(source.size), count - 1))
                 for cuts in (even, odd):
-                    found = cut_up(source, QueueProof(str(root)), cuts)
-                    assert found == whole
-                assert sum(one[1] for one in whole) == source.size
+                    cut_ranges = cut_up(source, QueueProof(str(root)), cuts)
+                    assert cut_ranges == whole
+                assert sum(frame[1] for frame in whole) == source.size
 
 
 @pytest.mark.long
@@ -178,19 +178,19 @@ def claiming(store: tiny_stores.Tiny, inside: int) -> None:
     name, position = store.place(inside)
     path = store.root / name
     data = bytearray(path.read_bytes())
-    one = message.decode(bytes(data[position:position + len(forged.records(0, 1))]))
+    text = message.decode(bytes(data[position:position + len(forged.records(0, 1))]))
     at, number = position, 0
     while True:
-        raw = bytes(data[at:at + one.total_size])
+        raw = bytes(data[at:at + text.total_size])
         try:
             record = message.decode(raw)
         except Exception:  # noqa: BLE001
             break
         if record.topic != b"forged":
             break
-        made = message.build(replace(record, topic=b"orders", queue_offset=number))
-        assert len(made) == len(raw)
-        data[at:at + len(raw)] = made
+        built = message.build(replace(record, topic=b"orders", queue_offset=number))
+        assert len(built) == len(raw)
+        data[at:at + len(raw)] = built
         at, number = at + len(raw), number + 1
     assert number > 2
     path.write_bytes(data)

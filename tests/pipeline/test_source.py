@@ -48,16 +48,16 @@ def pushdown(request, spark):
 
 def plain(frame) -> list[dict]:
     """The rows of a DataFrame as those of `reading`: maps as pairs, bytes as bytes."""
-    found = []
+    plain_rows = []
     for row in frame.collect():
         values = row.asDict()
         if values.get("properties") is not None:
             values["properties"] = sorted(values["properties"].items())
         if values.get("body") is not None:
             values["body"] = bytes(values["body"])
-        found.append({name: round(value.timestamp() * 1000) if isinstance(value, datetime)
-                      else value for name, value in values.items()})
-    return found
+        plain_rows.append({name: round(value.timestamp() * 1000) if isinstance(value, datetime)
+                           else value for name, value in values.items()})
+    return plain_rows
 
 
 def expected(rows: list[dict]) -> list[dict]:
@@ -86,9 +86,9 @@ def test_all_tables_are_the_local_readers(name: str, load, golden: GoldenFolder)
     for table in TABLES:
         wanted = expected(reading.local(root, table))
         for count in (1, 2, 7, 64) if (name, table) == (STORES[0], "messages") else (7,):
-            found = plain(load(root, table=table, numPartitions=str(count),
-                               failOnDataLoss="false"))
-            assert found == wanted, (table, count)  # partitions are in the order of the files
+            spark_rows = plain(load(root, table=table, numPartitions=str(count),
+                                    failOnDataLoss="false"))
+            assert spark_rows == wanted, (table, count)  # partitions are in the order of the files
 
 
 @pytest.mark.exhaustive
@@ -119,12 +119,13 @@ def test_projection(load, golden: GoldenFolder) -> None:
     assert frame.columns == ["keys", "Topic", "properties", "store", "record", "queue_id"]
     rows = frame.collect()
     assert [(row[0], row[1], row[3], row[5]) for row in rows] == [
-        (one["keys"], one["topic"], one["store"], one["queue_id"]) for one in every]
-    assert [row[2] for row in rows] == [dict(one["properties"]) for one in every]
+        (message["keys"], message["topic"], message["store"], message["queue_id"])
+        for message in every]
+    assert [row[2] for row in rows] == [dict(message["properties"]) for message in every]
     log = b"".join(file.read_bytes() for file in sorted((root / "commitlog").iterdir()))
-    for row, one in zip(rows, every, strict=True):
-        at = one["physical_offset"]
-        assert bytes(row[4]) == log[at:at + one["total_size"]]
+    for row, message in zip(rows, every, strict=True):
+        at = message["physical_offset"]
+        assert bytes(row[4]) == log[at:at + message["total_size"]]
 
 
 def test_no_column_at_all(load, golden: GoldenFolder) -> None:
@@ -140,9 +141,9 @@ def test_no_column_at_all(load, golden: GoldenFolder) -> None:
     for table in TABLES:
         frame = load(root, schema=StructType([]), table=table, numPartitions="3")
         assert frame.count() == len(reading.local(root, table))
-    one = reading.local(root, "consumequeue")[0]
-    frame = load(root, schema=StructType([]), table="consumequeue", topic=one["topic"])
-    assert frame.count() == len(reading.rows(root, "consumequeue", topic=one["topic"]))
+    row = reading.local(root, "consumequeue")[0]
+    frame = load(root, schema=StructType([]), table="consumequeue", topic=row["topic"])
+    assert frame.count() == len(reading.rows(root, "consumequeue", topic=row["topic"]))
 
 
 def test_body_none(load, golden: GoldenFolder) -> None:
@@ -190,26 +191,28 @@ def test_conditions_on_rows(pushdown: bool, load, golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic/store")
     queues, index = reading.local(root, "consumequeue"), reading.local(root, "index")
     topic, at = queues[100]["topic"], queues[100]["physical_offset"]
-    found = load(root, table="consumequeue").where(
+    frame = load(root, table="consumequeue").where(
         f"topic = '{topic}' and queue_id = 0 and physical_offset >= {at}")
-    assert plain(found) == [one for one in queues if one["topic"] == topic
-                            and one["queue_id"] == 0 and one["physical_offset"] >= at]
+    assert plain(frame) == [queue for queue in queues if queue["topic"] == topic
+                            and queue["queue_id"] == 0 and queue["physical_offset"] >= at]
     time = index[300]["store_timestamp"]
-    found = load(root, table="index").where(
+    frame = load(root, table="index").where(
         f"store_timestamp < timestamp_millis({time}) and physical_offset > 5000 and number % 2 = 0")
-    assert plain(found) == [one for one in index if one["store_timestamp"] < time
-                            and one["physical_offset"] > 5000 and one["number"] % 2 == 0]
+    assert plain(frame) == [index_file for index_file in index
+                            if index_file["store_timestamp"] < time
+                            and index_file["physical_offset"] > 5000
+                            and index_file["number"] % 2 == 0]
 
 
 def test_options_and_conditions_together(pushdown: bool, load, golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic/store")
     every = reading.local(root, "messages")
-    first, second = sorted({one["topic"] for one in every})[:2]
+    first, second = sorted({row["topic"] for row in every})[:2]
     frame = load(root, topic=f"{first},{second}", endPhy="200000")
-    assert frame.count() == sum(one["topic"] in (first, second) and
-                                one["physical_offset"] < 200_000 for one in every)
+    assert frame.count() == sum(row["topic"] in (first, second) and
+                                row["physical_offset"] < 200_000 for row in every)
     assert frame.where(f"topic = '{second}'").count() == sum(
-        one["topic"] == second and one["physical_offset"] < 200_000 for one in every)
+        row["topic"] == second and row["physical_offset"] < 200_000 for row in every)
     assert frame.where("topic = 'another'").count() == 0
 
 
@@ -218,15 +221,15 @@ def test_several_stores(load, golden: GoldenFolder) -> None:
     roots = [golden("4.9.3/basic/store"), golden("5.3.3/basic/store")]
     wanted = {str(root): len(reading.local(root, "messages")) for root in roots}
     for path in ([str(root) for root in roots], f"{roots[0].parents[2]}/*/basic/store"):
-        found = load(path, numPartitions="3").groupBy("store").count().collect()
-        assert {row[0]: row[1] for row in found} == wanted
+        frame = load(path, numPartitions="3").groupBy("store").count().collect()
+        assert {row[0]: row[1] for row in frame} == wanted
 
 
 def test_a_multi_path_log(load, golden: GoldenFolder) -> None:
     root = golden("5.3.3/multipath/store")
-    found = load(root, commitlogDirs="cl1,cl2", numPartitions="3")
-    assert plain(found) == expected(reading.local(root, "messages", ("cl1", "cl2")))
-    assert {row[0].split("/")[0] for row in found.select("file").collect()} == {"cl1", "cl2"}
+    frame = load(root, commitlogDirs="cl1,cl2", numPartitions="3")
+    assert plain(frame) == expected(reading.local(root, "messages", ("cl1", "cl2")))
+    assert {row[0].split("/")[0] for row in frame.select("file").collect()} == {"cl1", "cl2"}
 
 
 def test_sql(spark, golden: GoldenFolder) -> None:
@@ -264,7 +267,7 @@ def test_a_file_that_changes_ends_the_job(table: str, how: str, load,
     frame = load(root, table=table, numPartitions="2")
     frame._jdf.queryExecution().toRdd().getNumPartitions()
     top = {"messages": "commitlog", "frames": "commitlog"}.get(table, table)
-    file = max((one for one in (root / top).rglob("*") if one.is_file()), key=str)
+    file = max((path for path in (root / top).rglob("*") if path.is_file()), key=str)
     if how == "gone":
         file.unlink()
     else:

@@ -63,7 +63,7 @@ def asked(spark, root, text, **options):
 
 def read(frame):
     """The columns that the scans of a query read, in order of the scans."""
-    found = []
+    values = []
     leaves = frame._jdf.queryExecution().optimizedPlan().collectLeaves().iterator()
     while leaves.hasNext():
         leaf = leaves.next()
@@ -71,8 +71,8 @@ def read(frame):
         names = set()
         while output.hasNext():
             names.add(output.next().name())
-        found.append(names)
-    return found
+        values.append(names)
+    return values
 
 
 QUERIES = {
@@ -128,9 +128,9 @@ def test_answers_are_those_of_the_whole_tables(text, spark, root, whole):
     else:
         wanted = list(sql.rows(whole(text.lower())))
     frame = asked(spark, root, text)
-    found = list(sql.rows(frame))
-    assert sorted(json.dumps(list(one.values()), sort_keys=True) for one in found) == sorted(
-        json.dumps(list(one.values()), sort_keys=True) for one in wanted)
+    rows = list(sql.rows(frame))
+    assert sorted(json.dumps(list(row.values()), sort_keys=True) for row in rows) == sorted(
+        json.dumps(list(row.values()), sort_keys=True) for row in wanted)
     if QUERIES[text] is not None:
         assert read(frame) == QUERIES[text]
     if "max(length(body)" not in text and "*" not in text:
@@ -146,9 +146,10 @@ def test_conditions_are_applied_while_reading(spark, root, stored):
     options = plan.collectLeaves().head().relation().options()
     assert (options.get("topic"), options.get("queueId"), options.get("since")) == (
         "TP_fraud_Topic", "1", "2024-06-21T19:51:40.001000+00:00")
-    assert [one["p"] for one in sql.rows(frame)] == [
-        one["physical_offset"] for one in stored if one["queue_id"] == 1 and one["topic"] ==
-        "TP_fraud_Topic" and one["store_timestamp"] > 1718999500000]
+    assert [row["p"] for row in sql.rows(frame)] == [
+        message["physical_offset"] for message in stored if message["queue_id"] == 1
+        and message["topic"] ==         "TP_fraud_Topic"
+        and message["store_timestamp"] > 1718999500000]
 
 
 def test_milliseconds_are_led_to_times(spark, root):
@@ -161,10 +162,10 @@ def test_milliseconds_are_led_to_times(spark, root):
 def test_messages_are_the_message_objects(spark, root, stored):
     from rmqctl.ext.spark import sql
 
-    found = sorted(sql.rows(asked(spark, root, "SELECT * FROM messages")),
-                   key=lambda one: one["physical_offset"])
-    assert len(found) == len(stored) == 600
-    for mine, theirs in zip(found, stored, strict=True):
+    rows = sorted(sql.rows(asked(spark, root, "SELECT * FROM messages")),
+                  key=lambda row: row["physical_offset"])
+    assert len(rows) == len(stored) == 600
+    for mine, theirs in zip(rows, stored, strict=True):
         assert mine.pop("store") == root
         assert mine.pop("file").startswith("commitlog/")
         times = {name: time_text(theirs[name]) for name in TIMES}
@@ -179,45 +180,46 @@ def test_joins_hold_the_local_truth(spark, root, stored):
     rows = list(sql.rows(asked(
         spark, root, "SELECT m.physical_offset AS p, c.topic, c.queue_id, c.queue_offset, c.size "
         "FROM messages m FULL OUTER JOIN consumequeue c USING (physical_offset) ORDER BY p")))
-    assert [tuple(one.values()) for one in rows] == [
-        (one["physical_offset"], one["topic"], one["queue_id"], one["queue_offset"],
-         one["total_size"]) for one in stored]
-    entries = {one["p"]: one["n"] for one in sql.rows(asked(
+    assert [tuple(row.values()) for row in rows] == [
+        (message["physical_offset"], message["topic"], message["queue_id"], message["queue_offset"],
+         message["total_size"]) for message in stored]
+    entries = {row["p"]: row["n"] for row in sql.rows(asked(
         spark, root, "SELECT m.physical_offset AS p, count(i.number) AS n FROM messages m "
         "LEFT JOIN index i USING (physical_offset) GROUP BY 1"))}
-    assert entries == {one["physical_offset"]: len(one["keys"]) + (one["unique_key"] is not None)
-                       for one in stored}
+    assert entries == {message["physical_offset"]: len(message["keys"])
+                       + (message["unique_key"] is not None)
+                       for message in stored}
 
 
 def test_several_stores(spark, root, golden: GoldenFolder):
     from rmqctl.ext.spark import sql
 
     other = str(golden("4.9.3/basic/store"))
-    found = list(sql.rows(sql.query(
+    rows = list(sql.rows(sql.query(
         spark, [root, other], "SELECT store, count(*) AS n FROM messages GROUP BY 1")))
-    assert {one["store"]: one["n"] for one in found} == {root: 600, other: 600}
+    assert {row["store"]: row["n"] for row in rows} == {root: 600, other: 600}
 
 
 def test_the_record_is_there_where_it_is_named(spark, root, stored):
     from rmqctl.ext.spark import sql
 
-    one, = sql.rows(asked(spark, root, "SELECT record FROM messages ORDER BY physical_offset "
+    row, = sql.rows(asked(spark, root, "SELECT record FROM messages ORDER BY physical_offset "
                                        "LIMIT 1"))
     with Store.open(root) as store:
         record = store.log.record_at(stored[0]["physical_offset"])
-    assert len(base64.b64decode(one["record"])) == record.total_size == stored[0]["total_size"]
+    assert len(base64.b64decode(row["record"])) == record.total_size == stored[0]["total_size"]
 
 
 def test_values(spark):
     from rmqctl.ext.spark import sql
 
-    one, = sql.rows(sql.query(spark, [], """
+    row, = sql.rows(sql.query(spark, [], """
         SELECT 1 AS a, 2 AS a, X'00ff' AS b, array(X'01', NULL) AS c,
                map('x', X'02') AS d, named_struct('p', DATE'2024-02-29', 'q', NULL) AS e,
                TIMESTAMP'2024-03-31 01:30:00.123Z' AS f, TIMESTAMP_NTZ'2024-03-31 01:30:00' AS g,
                CAST(1.50 AS DECIMAL(9, 2)) AS h, CAST(12 AS DECIMAL(38, 0)) AS i, NULL AS j,
                1.5e0 AS k, true AS l, map(3, 'y') AS m, INTERVAL '1' DAY AS n"""))
-    assert one == {
+    assert row == {
         "a": 1, "a_2": 2, "b": "AP8=", "c": ["AQ==", None], "d": {"x": "Ag=="},
         "e": {"p": "2024-02-29", "q": None}, "f": "2024-03-31T01:30:00.123Z",
         "g": "2024-03-31T01:30:00", "h": "1.50", "i": 12, "j": None, "k": 1.5, "l": True,
@@ -238,9 +240,9 @@ def test_values(spark):
     ("SET spark.sql.ansi.enabled = false", "only queries"),
 ])
 def test_a_wrong_query_is_one_sentence(text, words, spark, root):
-    with pytest.raises(UsageError, match=words) as found:
+    with pytest.raises(UsageError, match=words) as error:
         asked(spark, root, text)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
     assert not os.path.exists("/tmp/nowhere")
 
 
@@ -273,7 +275,7 @@ def test_what_shows_is_run(spark, root):
     from rmqctl.ext.spark import sql
 
     rows = list(sql.rows(asked(spark, root, "DESCRIBE consumequeue")))
-    assert [one["col_name"] for one in rows][:3] == ["store", "file", "topic"]
+    assert [row["col_name"] for row in rows][:3] == ["store", "file", "topic"]
 
 
 @pytest.mark.parametrize("form", sample(["parquet", "json", "csv"], 1, "files of SQL"))
@@ -296,12 +298,13 @@ def test_files(form, spark, root, stored, tmp_path):
         else:
             with open(out / name, newline="") as file:
                 rows += csv.DictReader(file, escapechar="\\")
-    assert sorted(int(one["p"]) for one in rows) == [one["physical_offset"] for one in stored]
-    bodies = Counter(one["body"] for one in rows)
+    assert sorted(int(row["p"]) for row in rows) == [message["physical_offset"]
+                                                     for message in stored]
+    bodies = Counter(message["body"] for message in rows)
     if form == "parquet":
-        assert bodies == Counter(base64.b64decode(one["body"]) for one in stored)
+        assert bodies == Counter(base64.b64decode(message["body"]) for message in stored)
     else:
-        assert bodies == Counter(one["body"] for one in stored)
+        assert bodies == Counter(message["body"] for message in stored)
     with pytest.raises(RefusedError, match="already exists"):
         sql.write(asked(spark, root, text), str(out), form)
 
@@ -329,8 +332,8 @@ def test_a_failed_query_leaves_nothing(spark, root, tmp_path):
 def test_what_is_asked_for_must_be_clear(arguments, words, root, tmp_path, rmqctl: Runner):
     (tmp_path / "a b.sql").write_text("SELECT count(*) AS n FROM messages\n")
     (tmp_path / "empty").write_text(" \n")
-    given = [one.format(root=root, file=tmp_path / "a b.sql", empty=tmp_path / "empty")
-             for one in arguments]
+    given = [argument.format(root=root, file=tmp_path / "a b.sql", empty=tmp_path / "empty")
+             for argument in arguments]
     assert words in rmqctl("pipeline", "sql", *given).expect(2).err
 
 
@@ -348,14 +351,14 @@ def test_a_dry_run_shows_the_pieces_and_starts_nothing(count, root, golden: Gold
              "WHERE m.topic <> 'frame'")
     done = rmqctl("pipeline", "sql", *roots, query, "--dry-run", "--partitions", str(count),
                   "--out", tmp_path / "out", "-o", "json").expect(0)
-    queues = sum(file.stat().st_size for one in roots
-                 for file in Path(one, "consumequeue").rglob("*") if file.is_file())
+    queues = sum(file.stat().st_size for item in roots
+                 for file in Path(item, "consumequeue").rglob("*") if file.is_file())
     log = 0
-    for one in roots:
-        with Store.open(one) as store:
+    for item in roots:
+        with Store.open(item) as store:
             log += find_end(store).offset
-    found = {one.pop("view"): one for one in done.json()}
-    assert found == {"messages": {"stores": 2, "partitions": count, "bytes": log},
+    views = {view.pop("view"): view for view in done.json()}
+    assert views == {"messages": {"stores": 2, "partitions": count, "bytes": log},
                      "consumequeue": {"stores": 2, "partitions": count, "bytes": queues}}
     assert queues > 1000 < log
     assert os.listdir(tmp_path) == []
@@ -372,8 +375,8 @@ def test_the_command(root, stored, tmp_path, rmqctl_process: Runner):
     done = rmqctl_process("pipeline", "sql", root, "--file", query, "-o", "jsonl", "--master",
                           "local[2]", timeout=300).expect(0)
     assert done.err == ""
-    assert {one["topic"]: one["n"] for one in done.jsonl()} == Counter(
-        one["topic"] for one in stored)
+    assert {row["topic"]: row["n"] for row in done.jsonl()} == Counter(
+        message["topic"] for message in stored)
 
 
 @pytest.mark.exhaustive
@@ -391,10 +394,10 @@ def test_consumequeues_in_rocksdb(spark, golden: GoldenFolder):
     from rmqctl.ext.spark import sql
 
     root = golden("5.3.3/rocksdb/store")
-    found = sql.rows(sql.query(
+    rows = sql.rows(sql.query(
         spark, [str(root)], "SELECT topic, queue_id, queue_offset, physical_offset FROM "
         "consumequeue", options={"numPartitions": "2"}))
     with Store.open(root) as store:
-        assert sorted(tuple(one.values()) for one in found) == sorted(
+        assert sorted(tuple(row.values()) for row in rows) == sorted(
             (*key, queue.first_index + number, row[0]) for key, queue in store.queues.items()
             for number, row in enumerate(queue.units(0, queue.disk_end).tolist()))

@@ -16,11 +16,11 @@ from tests.support.share import sample
 BYTES = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged", "damaged_spans")
 
 
-def same(one, other):
-    assert rows(one) == rows(other)
-    assert total(one) == total(other)
+def same(first, other):
+    assert rows(first) == rows(other)
+    assert total(first) == total(other)
     for name in BYTES:
-        assert getattr(one, name) == getattr(other, name)
+        assert getattr(first, name) == getattr(other, name)
 
 
 @pytest.mark.parametrize(("by", "partitions"), sample(
@@ -47,13 +47,13 @@ def test_the_same_figures_past_damage(size, spark_pool, golden_copy: GoldenFolde
 
 
 def test_several_stores_at_once(spark_pool, golden: GoldenFolder, tiny_base: tiny_stores.Tiny):
-    with Store.open(golden("5.3.3/basic/store")) as one, Store.open(tiny_base.root) as other:
-        logs = [one.log.files, other.log.files]
+    with Store.open(golden("5.3.3/basic/store")) as opened, Store.open(tiny_base.root) as other:
+        logs = [opened.log.files, other.log.files]
         for together in (False, True):
-            found = collect_many(logs, Query("tag"), pool=spark_pool, range_size=10_007,
-                                 together=together)
+            aggregates = collect_many(logs, Query("tag"), pool=spark_pool, range_size=10_007,
+                                      together=together)
             wanted = collect_many(logs, Query("tag"), together=together)
-            for mine, theirs in zip(found, wanted, strict=True):
+            for mine, theirs in zip(aggregates, wanted, strict=True):
                 same(mine, theirs)
 
 
@@ -82,12 +82,12 @@ def test_one_store_is_what_stats_says(golden: GoldenFolder, rmqctl: Runner):
     for options in (["--by", "key", "--top", "7"], ["--by", "hour"], ["--sort", "bytes"],
                     ["--by", "none"], ["--topic", "TP_fraud_Topic", "--by", "size"]):
         plain = rmqctl("stats", root, *options, "-o", "json").expect(0).json()
-        found = rmqctl("pipeline", "stats", root, *options, "-o", "json", "--engine",
-                       "local").expect(0).json()
-        for row in found["rows"]:
+        answer = rmqctl("pipeline", "stats", root, *options, "-o", "json", "--engine",
+                        "local").expect(0).json()
+        for row in answer["rows"]:
             assert next(iter(row.items())) == ("store", str(root))
             del row["store"]
-        assert found == plain
+        assert answer == plain
 
 
 @pytest.mark.long
@@ -99,19 +99,20 @@ def test_several_stores(golden: GoldenFolder, tiny_base: tiny_stores.Tiny, rmqct
                       *options).expect(0).json()
 
     single = [rmqctl("stats", root, "-o", "json").expect(0).json() for root in roots]
-    found = ask("--by", "store")
-    assert [(row["store"], row["messages"], row["share"]) for row in found["rows"]] == [
+    response = ask("--by", "store")
+    assert [(row["store"], row["messages"], row["share"]) for row in response["rows"]] == [
         (str(roots[0]), 600, round(600 / 608, 6)), (str(roots[1]), 8, round(8 / 608, 6))]
-    assert found["by"] == "store"
-    assert found["total"]["messages"] == 608
-    assert [one["coverage"] for one in found["stores"]] == [one["coverage"] for one in single]
-    assert [one["messages"] for one in found["stores"]] == [600, 8]
-    assert found["coverage"]["bytes_total"] == sum(one["coverage"]["bytes_total"]
-                                                   for one in single)
+    assert response["by"] == "store"
+    assert response["total"]["messages"] == 608
+    assert [store["coverage"] for store in response["stores"]] == [answer["coverage"]
+                                                                   for answer in single]
+    assert [store["messages"] for store in response["stores"]] == [600, 8]
+    assert response["coverage"]["bytes_total"] == sum(answer["coverage"]["bytes_total"]
+                                                      for answer in single)
     by_topic = ask()
     assert {(row["store"], row["topic"]): row["messages"] for row in by_topic["rows"]} == {
         (str(root), row["topic"]): row["messages"]
-        for root, one in zip(roots, single, strict=True) for row in one["rows"]}
+        for root, answer in zip(roots, single, strict=True) for row in answer["rows"]}
     together = ask("--together")
     assert "store" not in together["rows"][0]
     assert together["total"] == by_topic["total"]
@@ -124,8 +125,8 @@ def test_several_stores(golden: GoldenFolder, tiny_base: tiny_stores.Tiny, rmqct
 
 def test_a_pattern_and_what_is_no_store(golden: GoldenFolder, tmp_path, rmqctl: Runner):
     pattern = str(golden("5.3.3/basic/store").parent / "st*e")
-    found = rmqctl("pipeline", "stats", pattern, "--engine", "local", "-o", "json").expect(0)
-    assert found.json()["total"]["messages"] == 600
+    result = rmqctl("pipeline", "stats", pattern, "--engine", "local", "-o", "json").expect(0)
+    assert result.json()["total"]["messages"] == 600
     rmqctl("pipeline", "stats", tmp_path / "none", "--engine", "local").expect(3)
     rmqctl("pipeline", "stats", str(tmp_path / "x*"), "--engine", "local").expect(3)
 

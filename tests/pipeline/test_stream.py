@@ -36,11 +36,11 @@ class Following:
 
     def _start(self, options: dict[str, str], trigger: dict[str, object]):
         def keep(frame, number: int) -> None:
-            found = sorted(tuple(row) for row in frame.collect())
+            rows = sorted(tuple(row) for row in frame.collect())
             if number in self.batches:
-                assert self.batches[number] == found
+                assert self.batches[number] == rows
                 self.again.append(number)
-            self.batches[number] = found
+            self.batches[number] = rows
 
         return (self.stream(**options).writeStream.foreachBatch(keep).trigger(**trigger)
                 .option("checkpointLocation", str(self.checkpoint)).start())
@@ -59,12 +59,13 @@ class Following:
         """The offsets of the batches that were planned."""
         folder = self.checkpoint / "offsets"
         return [json.loads(path.read_text().splitlines()[-1]) for path in sorted(
-            (one for one in folder.iterdir() if one.name.isdigit()), key=lambda one: int(one.name))]
+            (path for path in folder.iterdir() if path.name.isdigit()),
+            key=lambda path: int(path.name))]
 
     def forget_last(self) -> None:
         """As if the last batch had been planned, and the program killed before it was done."""
-        last = max(int(one.name) for one in (self.checkpoint / "commits").iterdir()
-                   if one.name.isdigit())
+        last = max(int(path.name) for path in (self.checkpoint / "commits").iterdir()
+                   if path.name.isdigit())
         for name in (f"{last}", f".{last}.crc"):
             (self.checkpoint / "commits" / name).unlink(missing_ok=True)
 
@@ -85,8 +86,8 @@ def writer(tmp_path) -> Writer:
 
 @pytest.fixture
 def following(rocketmq, tmp_path, writer) -> Iterator[Following]:
-    found = Following(rocketmq, tmp_path, tmp_path / "a")
-    yield found
+    following = Following(rocketmq, tmp_path, tmp_path / "a")
+    yield following
     for query in rocketmq.streams.active:
         query.stop()
 
@@ -114,7 +115,7 @@ def test_a_limit_makes_many_batches_and_a_batch_replayed_is_the_same(following, 
     first = following.run(maxBytesPerTrigger="3000")
     assert numbers(first) == list(range(100))
     assert len(following.batches) >= writer.position // 3000
-    ends = [one[following.path] for one in following.offsets()]
+    ends = [offset[following.path] for offset in following.offsets()]
     assert all(0 < after - before <= 3000 for before, after in zip([0, *ends], ends, strict=False))
     last = max(following.batches)
     following.forget_last()
@@ -219,8 +220,8 @@ def test_rows_are_those_of_reading_at_once(rocketmq, tmp_path, golden):
     at_once = rocketmq.read.format("rocketmq").option("failOnDataLoss", "false").load(
         str(store))
     following = Following(rocketmq, tmp_path, store, at_once.schema)
-    found = following.run(splitSize="10KiB", maxBytesPerTrigger="100KiB",
-                          failOnDataLoss="false")
+    result = following.run(splitSize="10KiB", maxBytesPerTrigger="100KiB",
+                           failOnDataLoss="false")
     assert len(following.batches) > 1
 
     def plain(rows):
@@ -228,7 +229,7 @@ def test_rows_are_those_of_reading_at_once(rocketmq, tmp_path, golden):
 
     wanted = plain(tuple(row) for row in at_once.collect())
     assert len(wanted) > 50
-    assert plain(found) == wanted
+    assert plain(result) == wanted
 
 
 def test_what_cannot_be_is_said(following, writer):

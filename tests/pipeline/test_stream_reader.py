@@ -59,9 +59,9 @@ class Query:
     def restart(self) -> None:
         self.reader = StreamReader(self.options, self.asked)
 
-    def _planned(self, found: Offset) -> Offset:
-        assert list(found) == sorted(found)
-        return json.loads(json.dumps(found))
+    def _planned(self, offset: Offset) -> Offset:
+        assert list(offset) == sorted(offset)
+        return json.loads(json.dumps(offset))
 
     def once(self, limit: ReadLimit | None = None) -> list[tuple]:
         if self.offset is None:
@@ -71,12 +71,12 @@ class Query:
         end = self._planned(self.reader.latestOffset(dict(start), limit))
         if end == start:
             return []
-        found = self.batch(start, end)
+        batch = self.batch(start, end)
         self.reader.commit(end)
-        self.log.append((start, end, found))
-        self.rows += found
+        self.log.append((start, end, batch))
+        self.rows += batch
         self.offset = end
-        return found
+        return batch
 
     def drain(self) -> None:
         before: Offset | None = {"": 0}
@@ -94,11 +94,11 @@ class Query:
     def available_now(self) -> list[tuple]:
         self.restart()
         self.reader.prepareForTriggerAvailableNow()
-        found: list[tuple] = []
+        entries: list[tuple] = []
         while rows := self.once():
-            found += rows
+            entries += rows
         assert self.once() == []
-        return found
+        return entries
 
 
 def numbers(rows: list[tuple], store: object = None) -> list[int]:
@@ -187,12 +187,12 @@ def test_available_now_ends_at_what_was_there(tmp_path):
     writer.append(50)
     query = Query(tmp_path / "*", maxBytesPerTrigger="2000")
     query.reader.prepareForTriggerAvailableNow()
-    found = query.once()
+    entries = query.once()
     later = writer.append(20)
     Writer(tmp_path / "b").append(3)
     while rows := query.once():
-        found += rows
-    assert numbers(found) == list(range(50))
+        entries += rows
+    assert numbers(entries) == list(range(50))
     assert numbers(query.available_now(), writer.root) == later
     assert numbers(query.rows, tmp_path / "b") == [0, 1, 2]
     assert query.available_now() == []
@@ -248,12 +248,12 @@ def test_where_a_query_starts(tmp_path, text, first):
     writer.append(2)
     query.restart()
     query.once()
-    found = numbers(query.rows)
-    assert found == list(range(found[0], 62))
+    listed_numbers = numbers(query.rows)
+    assert listed_numbers == list(range(listed_numbers[0], 62))
     if first == "next file":
         assert query.log[0][0] == {str(writer.root): FILE_SIZE}
     else:
-        assert found[0] == first
+        assert listed_numbers[0] == first
 
 
 @pytest.mark.parametrize(("options", "words"), [
@@ -284,8 +284,8 @@ def test_an_expired_head_is_warned_of(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         query.drain()
         assert "to 4096 have expired" in caplog.text
-        found = numbers(query.rows)
-        rest = found[len(start[2]):]
+        listed_numbers = numbers(query.rows)
+        rest = listed_numbers[len(start[2]):]
         assert rest == list(range(rest[0], 60))
         caplog.clear()
         assert query.batch(start[0], start[1]) == []
@@ -422,7 +422,7 @@ def test_all_columns_are_those_of_a_walk(golden, name):
     query = Query(root, default, maxBytesPerTrigger="30000", splitSize="7000",
                   commitlogDirs=",".join(dirs), failOnDataLoss="false")
     query.available_now()
-    names = [one for one in default.fieldNames() if one not in ("store", "file")]
+    names = [name for name in default.fieldNames() if name not in ("store", "file")]
     with Store.open(str(root), dirs) as store:
         wanted = [tuple(row.values()) for batch in store.log.walk()
                   for row in rows_of(message_columns(batch, names))]

@@ -15,7 +15,7 @@ from tests.support.share import sample
 
 pd = pytest.importorskip("pandas")
 
-ALL = [one for one in golden_sets.clean_stores() if not one.options]
+ALL = [golden_store for golden_store in golden_sets.clean_stores() if not golden_store.options]
 STORES = sample(ALL, 6, "stores of the queries")
 WORDS = ("t", "u", "low", "high", "middle")
 """What stands in braces in a query: two topics, two physical offsets, a store time."""
@@ -115,7 +115,7 @@ QUERIES = {
 
 @pytest.fixture(scope="module")
 def roots(golden):
-    return [golden(one.id) for one in STORES]
+    return [golden(store.id) for store in STORES]
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +133,12 @@ def truth(roots):
 
 def plain(rows):
     """Rows of values that compare, in one order."""
-    found = []
+    plain_rows = []
     for row in rows:
         values = [None if value is None or value != value else  # noqa: PLR0124  # NaN
                   value if isinstance(value, str) else round(float(value), 6) for value in row]
-        found.append(values)
-    return sorted(found, key=repr)
+        plain_rows.append(values)
+    return sorted(plain_rows, key=repr)
 
 
 def answers(truth):
@@ -157,8 +157,8 @@ def test_rmqctl_sql(roots, truth):
     with QuerySession(list(map(str, roots))) as session:
         for text, wanted in answers(truth):
             answer = session.ask(text)
-            found = [row.values() for row in answer.rows]
-            assert plain(found) == wanted, text
+            values = [row.values() for row in answer.rows]
+            assert plain(values) == wanted, text
         assert session.damaged == 0
 
 

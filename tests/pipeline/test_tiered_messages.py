@@ -35,43 +35,43 @@ _PHYSICAL = layout.field(Message, "physical_offset")
 
 def wanted(root: Path | str) -> list[tuple]:
     """(cluster, broker, segment, topic, properties, fields…) by a loop over the queues."""
-    found = []
+    values = []
     with Tier.open(str(root)) as tier:
         for queue in tier.queues():
             for at in range(queue.cq_start, queue.commit_offset):
                 try:
-                    one = queue.record(at)
+                    record = queue.record(at)
                 except FormatError:
                     continue
                 place = queue.unit(at).commit_log_offset
-                behind = one.physical_offset == place + CODA_SIZE
-                if (one.physical_offset != place and not behind) or (
-                        one.topic.decode("utf-8", "replace"), one.queue_id) != (
+                behind = record.physical_offset == place + CODA_SIZE
+                if (record.physical_offset != place and not behind) or (
+                        record.topic.decode("utf-8", "replace"), record.queue_id) != (
                         queue.name.topic, queue.name.queue_id):
                     continue
-                found.append((queue.name.cluster, queue.name.broker,
-                              queue.commit_log.segment_of(one.physical_offset).path,
-                              queue.name.topic, one.properties.decode("utf-8", "replace"),
-                              *(getattr(one, name) for name in FIELDS)))
-    return found
+                values.append((queue.name.cluster, queue.name.broker,
+                               queue.commit_log.segment_of(record.physical_offset).path,
+                               queue.name.topic, record.properties.decode("utf-8", "replace"),
+                               *(getattr(record, name) for name in FIELDS)))
+    return values
 
 
 def walked(root: Path | str) -> list[tuple]:
     """(segment, physical offset) of every record that a walk over the commit logs meets."""
-    found = []
+    places = []
     with Tier.open(str(root)) as tier:
         for queue in tier.queues():
-            for one in queue.commit_log.segments:
-                with FileSource(os.path.join(tier.name, one.path), one.base) as source:
-                    source.size = one.usable
+            for segment in queue.commit_log.segments:
+                with FileSource(os.path.join(tier.name, segment.path), segment.base) as source:
+                    source.size = segment.usable
                     for batch in Walk(source):
-                        found += [(one.path, offset) for offset in batch.offset.tolist()]
-    return found
+                        places += [(segment.path, offset) for offset in batch.offset.tolist()]
+    return places
 
 
 def plain(rows: list[dict]) -> list[tuple]:
-    return [(one["cluster"], one["broker"], one["file"], one["topic"], one["properties_raw"],
-             *(one[name] for name in FIELDS)) for one in rows]
+    return [(row["cluster"], row["broker"], row["file"], row["topic"], row["properties_raw"],
+             *(row[name] for name in FIELDS)) for row in rows]
 
 
 def rows(root: Path | str, **options: str) -> list[dict]:
@@ -134,36 +134,37 @@ def build(root: Path, messages: list[bytes], *, first: int = 7, log: int = 3000,
 @pytest.mark.parametrize("count", COUNTS)
 def test_it_is_the_loop_over_the_queues(name, count, golden: GoldenFolder):
     root = golden(name)
-    found = rows(root, numPartitions=count)
-    assert plain(found) == wanted(root)
-    assert len(found) > 100
-    assert {one["store"] for one in found} == {str(root)}
+    store_rows = rows(root, numPartitions=count)
+    assert plain(store_rows) == wanted(root)
+    assert len(store_rows) > 100
+    assert {row["store"] for row in store_rows} == {str(root)}
     tier = rows(root / "tieredstore", numPartitions=count)
-    assert plain(tier) == plain(found)
+    assert plain(tier) == plain(store_rows)
     with_orphans = rows(root, numPartitions=count, orphans="include")
-    assert [(one["file"], one["physical_offset"]) for one in with_orphans] == walked(root)
+    assert [(with_orphan["file"], with_orphan["physical_offset"])
+            for with_orphan in with_orphans] == walked(root)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("coda", sample(["", "behind", "to"], 1, "codas"))
 def test_many_segments(coda, golden: GoldenFolder, tmp_path):
     with Tier.open(str(golden(STORE))) as tier:
-        queue = max(tier.queues(), key=lambda one: one.commit_offset)
+        queue = max(tier.queues(), key=lambda unit: unit.commit_offset)
         messages = [queue.raw(queue.unit(at)) for at in range(queue.commit_offset)]
     build(tmp_path, messages, coda=coda)
     expected = wanted(tmp_path)
     if coda != "to":  # then the loop itself refuses some
         assert len(expected) == len(messages)
-    assert len({one[2] for one in expected}) > 3
+    assert len({item[2] for item in expected}) > 3
     for count in COUNTS:
-        found = rows(tmp_path, numPartitions=count)
-        assert [(one["queue_offset"], one["body"]) for one in found] == [
+        store_rows = rows(tmp_path, numPartitions=count)
+        assert [(message["queue_offset"], message["body"]) for message in store_rows] == [
             (7 + number, decode(data).body) for number, data in enumerate(messages)]
-        assert [one for one in plain(found) if one in expected] == expected
+        assert [item for item in plain(store_rows) if item in expected] == expected
         every = rows(tmp_path, numPartitions=count, orphans="include")
-        assert plain(every) == plain(found)
+        assert plain(every) == plain(store_rows)
     whole = rows(tmp_path, splitSize="0")
-    assert plain(whole) == plain(found)
+    assert plain(whole) == plain(store_rows)
 
 
 @pytest.mark.long
@@ -171,7 +172,7 @@ def test_orphans_and_duplicates(golden_copy: GoldenFolder):
     root = golden_copy(STORE)
     before = wanted(root)
     with Tier.open(str(root)) as tier:
-        queue = max(tier.queues(), key=lambda one: one.commit_offset)
+        queue = max(tier.queues(), key=lambda unit: unit.commit_offset)
         again = [queue.raw(queue.unit(at)) for at in range(3)]
         segment, end = queue.commit_log.segments[-1], queue.commit_log.end
         path = os.path.join(tier.name, segment.path)
@@ -183,7 +184,7 @@ def test_orphans_and_duplicates(golden_copy: GoldenFolder):
         assert plain(rows(root, numPartitions=count)) == before
         every = plain(rows(root, numPartitions=count, orphans="include"))
         assert len(every) == len(before) + 3
-        assert [one for one in every if one in before] == before
+        assert [item for item in every if item in before] == before
 
 
 def test_what_lies_in_the_wrong_folder_is_left_out(golden: GoldenFolder, tmp_path):
@@ -205,8 +206,8 @@ def test_damaged_copies(number: int, golden_copy: GoldenFolder, seed: int):
     """Bits flipped, ends torn, ranges overwritten: cut anyhow, it stays what the loop finds."""
     rng = random.Random(seed)
     root = golden_copy(STORE)
-    files = sorted(one for kind in ("COMMIT_LOG", "CONSUME_QUEUE")
-                   for one in (root / "tieredstore").rglob(f"{kind}/*") if one.stat().st_size)
+    files = sorted(path for kind in ("COMMIT_LOG", "CONSUME_QUEUE")
+                   for path in (root / "tieredstore").rglob(f"{kind}/*") if path.stat().st_size)
     for path in files:
         data = bytearray(path.read_bytes())
         for _ in range(rng.randrange(4)):
@@ -223,36 +224,36 @@ def test_damaged_copies(number: int, golden_copy: GoldenFolder, seed: int):
     every = walked(root)
     for count in COUNTS:
         assert plain(rows(root, numPartitions=count)) == expected
-        assert [(one["file"], one["physical_offset"])
-                for one in rows(root, numPartitions=count, orphans="include")
+        assert [(message["file"], message["physical_offset"])
+                for message in rows(root, numPartitions=count, orphans="include")
                 ] == every_of_the_folder(root, every)
 
 
 def every_of_the_folder(root: Path, places: list[tuple]) -> list[tuple]:
     """Without records that say another topic or queue than their folder's."""
-    found = []
+    values = []
     for path, offset in places:
         *_, topic, queue_id, _, name = path.split("/")
         data = (root / "tieredstore" / path).read_bytes()
-        one = decode(data, offset - int(name[8:]))
-        if (one.topic.decode("utf-8", "replace"), one.queue_id) == (topic, int(queue_id)):
-            found.append((path, offset))
-    return found
+        text = decode(data, offset - int(name[8:]))
+        if (text.topic.decode("utf-8", "replace"), text.queue_id) == (topic, int(queue_id)):
+            values.append((path, offset))
+    return values
 
 
 def test_conditions(golden: GoldenFolder):
     root = golden(STORE)
     every = rows(root)
     topic = every[len(every) // 2]["topic"]
-    times = sorted(one["store_timestamp"] for one in every)
+    times = sorted(message["store_timestamp"] for message in every)
     since, until = times[len(times) // 3], times[len(times) // 2]
     for options, holds in (
-            ({"topic": topic}, lambda one: one["topic"] == topic),
+            ({"topic": topic}, lambda queue: queue["topic"] == topic),
             ({"topic": f"{topic},nothing", "queueId": "0,1"},
-             lambda one: one["topic"] == topic and one["queue_id"] in (0, 1)),
+             lambda queue: queue["topic"] == topic and queue["queue_id"] in (0, 1)),
             ({"since": str(since), "until": str(until)},
-             lambda one: since <= one["store_timestamp"] <= until)):
-        assert rows(root, numPartitions="5", **options) == [one for one in every if holds(one)]
+             lambda message: since <= message["store_timestamp"] <= until)):
+        assert rows(root, numPartitions="5", **options) == [row for row in every if holds(row)]
     parts = plan(options := ReadOptions.of({"path": str(root), "table": TABLE, "topic": topic}),
                  options.filters)
     assert {piece.queue.topic for part in parts for piece in part} == {topic}
@@ -263,13 +264,13 @@ def test_partitions_are_about_equal(golden: GoldenFolder):
     parts = plan(options, options.filters)
     counts = [len(reading.read([part], TABLE, options.filters)) for part in parts]
     assert sum(counts) == 300
-    assert all(40 < one < 110 for one in counts)
+    assert all(40 < count < 110 for count in counts)
 
 
 def test_a_tier_behind_a_url(rmqctl, golden: GoldenFolder):
     root, url = golden(STORE) / "tieredstore", f"memory://tiered-messages-{os.getpid()}/tier"
     with closing(open_writer(url)) as feeder:
-        for path in sorted(one for one in root.rglob("*") if one.is_file()):
+        for path in sorted(file for file in root.rglob("*") if file.is_file()):
             name = path.relative_to(root).as_posix()
             feeder.create(name)
             if path.stat().st_size:
@@ -277,12 +278,12 @@ def test_a_tier_behind_a_url(rmqctl, golden: GoldenFolder):
             feeder.commit(name)
     local = rows(root)
     for more in ({}, {"orphans": "include"}):
-        found = rows(url, numPartitions="7", **more)
-        assert plain(found) == plain(local)
-        assert {one["store"] for one in found} == {url}
-    said = rmqctl("pipeline", "sql", url, "SELECT count(*) FROM tiered_messages", "--dry-run",
-                  "-o", "json").expect(0).json()
-    assert [(one["view"], one["stores"]) for one in said] == [("tiered_messages", 1)]
+        listed_rows = rows(url, numPartitions="7", **more)
+        assert plain(listed_rows) == plain(local)
+        assert {row["store"] for row in listed_rows} == {url}
+    answer = rmqctl("pipeline", "sql", url, "SELECT count(*) FROM tiered_messages", "--dry-run",
+                    "-o", "json").expect(0).json()
+    assert [(item["view"], item["stores"]) for item in answer] == [("tiered_messages", 1)]
     rmqctl("pipeline", "sql", url, "SELECT count(*) FROM messages", "--dry-run").expect(3)
 
 
@@ -304,7 +305,7 @@ def test_what_becomes_shorter_after_planning_is_said(kind, orphans, golden_copy:
     root = golden_copy(STORE)
     options = ReadOptions.of({"path": str(root), "table": TABLE, "orphans": orphans})
     parts = plan(options, options.filters)
-    path = max((root / "tieredstore").rglob(f"{kind}/*"), key=lambda one: one.stat().st_size)
+    path = max((root / "tieredstore").rglob(f"{kind}/*"), key=lambda file: file.stat().st_size)
     os.truncate(path, path.stat().st_size // 2)
     if (kind, orphans) == ("CONSUME_QUEUE", "include"):  # it only proves seams there
         assert len(reading.read(parts, TABLE, options.filters)) == 300
@@ -338,8 +339,8 @@ def test_units_that_promise_too_much(golden: GoldenFolder, tmp_path):
     odd = [UnitRecord(place, size, 0) for place in (-1, 0, 5, len(messages[0]), most, -most - 1)
            for size in (0, 1, -1, 92, 5 << 20, 127 << 20, (1 << 31) - 1)]
     with path.open("ab") as file:
-        for one in odd:
-            file.write(UNIT.build(one))
+        for unit in odd:
+            file.write(UNIT.build(unit))
     assert plain(rows(tmp_path)) == wanted(tmp_path)
     assert len(rows(tmp_path)) == 4
 
@@ -350,10 +351,10 @@ def test_what_a_query_would_read(rmqctl, golden: GoldenFolder):
     for paths, count in (([store], 1), ([store / "tieredstore"], 1), ([bare, store], 1)):
         shown = rmqctl("pipeline", "sql", *map(str, paths), text, "--dry-run", "-o", "json")
         views = shown.expect(0).json()
-        assert [(one["view"], one["stores"]) for one in views] == [("tiered_messages", count)]
-        assert views[0]["bytes"] == sum(one.stat().st_size for one in store.rglob("COMMIT_LOG/*"))
-    said = rmqctl("pipeline", "sql", str(bare), text, "--dry-run").expect(3)
-    assert "not a tier" in said.err
+        assert [(view["view"], view["stores"]) for view in views] == [("tiered_messages", count)]
+        assert views[0]["bytes"] == sum(path.stat().st_size for path in store.rglob("COMMIT_LOG/*"))
+    result = rmqctl("pipeline", "sql", str(bare), text, "--dry-run").expect(3)
+    assert "not a tier" in result.err
     rmqctl("pipeline", "sql", str(store / "tieredstore"), "SELECT * FROM messages", "--dry-run"
            ).expect(3)
 
@@ -367,9 +368,9 @@ def test_in_a_session(spark, golden: GoldenFolder, tmp_path):
         frame = spark.read.format("rocketmq").options(table=TABLE, numPartitions=count).load(
             str(root))
         assert frame.rdd.getNumPartitions() == int(count)
-        found = [row | {"body": bytes(row["body"])} for row in rows_of(
+        rows = [row | {"body": bytes(row["body"])} for row in rows_of(
             frame.toArrow(), maps_as_pydicts="strict")]
-        assert plain(found) == expected
+        assert plain(rows) == expected
     build(tmp_path, messages_of(root)[:60], coda="behind")
     every = spark.read.format("rocketmq").options(table=TABLE, orphans="include").schema(
         "broker string, queue_offset long, record binary").load(str(tmp_path))
@@ -392,15 +393,16 @@ def test_answers_do_not_depend_on_push_down(pushing, spark, golden: GoldenFolder
         frame = spark.read.format("rocketmq").option("table", TABLE).load(str(root))
         for where, holds in (
                 (f"topic = '{topic}' and queue_id in (0, 1)",
-                 lambda one: one["topic"] == topic and one["queue_id"] in (0, 1)),
+                 lambda queue: queue["topic"] == topic and queue["queue_id"] in (0, 1)),
                 (f"unix_millis(store_timestamp) >= {time} and cluster = 'DefaultCluster'",
-                 lambda one: one["store_timestamp"] >= time),
+                 lambda message: message["store_timestamp"] >= time),
                 ("physical_offset < 1000 and broker like 'broker%'",
-                 lambda one: one["physical_offset"] < 1000),
-                ("queue_offset = 3", lambda one: one["queue_offset"] == 3)):
-            found = frame.where(where).select("file", "physical_offset").collect()
-            assert [tuple(row) for row in found] == [
-                (one["file"], one["physical_offset"]) for one in every if holds(one)], where
+                 lambda message: message["physical_offset"] < 1000),
+                ("queue_offset = 3", lambda message: message["queue_offset"] == 3)):
+            filtered = frame.where(where).select("file", "physical_offset").collect()
+            assert [tuple(row) for row in filtered] == [
+                (message["file"], message["physical_offset"]) for message in every
+                if holds(message)], where
     finally:
         spark.conf.set(name, before)
 

@@ -38,8 +38,8 @@ def test_what_the_log_tells_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     log = tmp_path / "log"
     log.write_text("ERROR: All masters are unresponsive! Giving up.\n")
-    found = session._not_started(RuntimeError("gone"), "spark://h:1", str(log))
-    assert isinstance(found, JobError)
-    assert str(found) == f"no cluster answers at spark://h:1 (Spark's log: {log})"
+    error = session._not_started(RuntimeError("gone"), "spark://h:1", str(log))
+    assert isinstance(error, JobError)
+    assert str(error) == f"no cluster answers at spark://h:1 (Spark's log: {log})"
     log.write_text("java.lang.UnsupportedClassVersionError: x\n")
     assert "is older" in str(session._not_started(RuntimeError("gone"), "local", str(log)))

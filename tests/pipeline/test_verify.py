@@ -26,28 +26,28 @@ def local(root, dirs=()):
 
 
 def on_pool(root, pool, count, dirs=()):
-    (found,) = verify_stores([root], pool, VerifyOptions(ranges=count), MOST, dirs)
-    assert found.error is None
-    return found.verdict.as_dict()
+    (verify_store,) = verify_stores([root], pool, VerifyOptions(ranges=count), MOST, dirs)
+    assert verify_store.error is None
+    return verify_store.verdict.as_dict()
 
 
-def all_counts_say_the_same(each, golden, pool):
-    root = str(golden(each.id))
-    wanted = local(root, each.commitlog_dirs)
+def all_counts_say_the_same(value, golden, pool):
+    root = str(golden(value.id))
+    wanted = local(root, value.commitlog_dirs)
     for count in COUNTS:
-        assert on_pool(root, pool, count, each.commitlog_dirs) == wanted, count
+        assert on_pool(root, pool, count, value.commitlog_dirs) == wanted, count
 
 
-@pytest.mark.parametrize("each", sample(golden.golden_stores(), 10, "verify in ranges"),
-                         ids=lambda one: one.id)
-def test_every_golden_store(each, golden):
-    all_counts_say_the_same(each, golden, Threads(1))
+@pytest.mark.parametrize("golden_store", sample(golden.golden_stores(), 10, "verify in ranges"),
+                         ids=lambda golden_store: golden_store.id)
+def test_every_golden_store(golden_store, golden):
+    all_counts_say_the_same(golden_store, golden, Threads(1))
 
 
-@pytest.mark.parametrize("each", sample(golden.golden_stores(), 1, "verify on Spark"),
-                         ids=lambda one: one.id)
-def test_every_golden_store_on_spark(each, golden, spark_pool):
-    all_counts_say_the_same(each, golden, spark_pool)
+@pytest.mark.parametrize("golden_store", sample(golden.golden_stores(), 1, "verify on Spark"),
+                         ids=lambda golden_store: golden_store.id)
+def test_every_golden_store_on_spark(golden_store, golden, spark_pool):
+    all_counts_say_the_same(golden_store, golden, spark_pool)
 
 
 def damaged(chance, golden_copy):
@@ -87,10 +87,10 @@ class Strange:
     jobs = 3
 
     def run(self, work, tasks):
-        known = list(tasks)
-        for task in reversed(known):
+        all_tasks = list(tasks)
+        for task in reversed(all_tasks):
             work(task)
-        yield from [(task, work(task)) for task in known]
+        yield from [(task, work(task)) for task in all_tasks]
 
 
 def test_tasks_may_run_twice_and_in_any_order(golden):
@@ -112,12 +112,13 @@ def test_many_stores_have_a_verdict_each(golden, tmp_path, spark_pool):
     roots = [str(golden("4.9.3/basic/store")), str(tmp_path / "nothing"),
              str(golden("5.3.3/crash-crc/before"))]
     for pool in (spark_pool, Threads(1), Threads(2)):
-        found = list(verify_stores(roots, pool, VerifyOptions(), MOST))
-        assert [one.root for one in found] == roots
-        assert [one.verdict is not None and one.verdict.ok for one in found] == [
-            True, False, False]
-        assert "no such file" in str(found[1].error)
-        assert found[2].verdict.as_dict() == local(roots[2])
+        verdicts = list(verify_stores(roots, pool, VerifyOptions(), MOST))
+        assert [verify_store.root for verify_store in verdicts] == roots
+        assert [verify_store.verdict is not None and verify_store.verdict.ok
+                for verify_store in verdicts] == [
+                    True, False, False]
+        assert "no such file" in str(verdicts[1].error)
+        assert verdicts[2].verdict.as_dict() == local(roots[2])
 
 
 class Meanwhile:
@@ -141,10 +142,11 @@ def test_a_file_that_changes_meanwhile_is_never_passed_over(what, number, count,
     file = sorted((store / "commitlog").iterdir())[number]
     happening = (partial(file.unlink, missing_ok=True) if what == "vanishes"
                  else lambda: os.truncate(file, 5000))
-    (found,) = verify_stores([str(store)], Meanwhile(happening), VerifyOptions(ranges=count), MOST)
-    if found.error is not None:
-        assert file.name in str(found.error)
+    (verify_store,) = verify_stores([str(store)], Meanwhile(happening), VerifyOptions(ranges=count),
+                                    MOST)
+    if verify_store.error is not None:
+        assert file.name in str(verify_store.error)
     elif (what, number) == ("vanishes", 0):  # it has expired: what is left is a whole store
-        assert found.verdict.as_dict() == local(str(store))
+        assert verify_store.verdict.as_dict() == local(str(store))
     else:
-        assert not found.verdict.ok
+        assert not verify_store.verdict.ok

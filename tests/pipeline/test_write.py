@@ -33,7 +33,7 @@ def read(spark, *stores, schema: str | None = None):
     reader = spark.read.format("rocketmq")
     if schema is not None:
         reader = reader.schema(schema)
-    return reader.load([str(one) for one in stores] if len(stores) > 1 else str(stores[0]))
+    return reader.load([str(store) for store in stores] if len(stores) > 1 else str(stores[0]))
 
 
 def write(frame, target, mode: str = "append", **options):
@@ -58,7 +58,7 @@ def messages(root) -> list[dict]:
 
 
 def leftovers(target: Path) -> list[str]:
-    return [one for one in os.listdir(target.parent) if one.startswith(f"{target.name}.rmqctl")]
+    return [name for name in os.listdir(target.parent) if name.startswith(f"{target.name}.rmqctl")]
 
 
 @pytest.mark.parametrize("name", sample(SETS, 2, "stores written by Spark"))
@@ -91,17 +91,17 @@ def test_messages_are_put_in_order_of_partition_and_row(rocketmq, tmp_path):
     target = tmp_path / "new"
     write(frame, target, brokerVersion="4.9.3", commitlogFileSize="16KiB", indexSlots="100",
           indexMax="400", consumequeueFileSize="6000")
-    found = messages(target)
-    assert [one["body"] for one in found] == [
+    listed_messages = messages(target)
+    assert [message["body"] for message in listed_messages] == [
         message_body(f"body {number}") for number in range(300)]
-    assert {(one["topic"], one["queue_id"]) for one in found} == {
+    assert {(message["topic"], message["queue_id"]) for message in listed_messages} == {
         ("even", 0), ("even", 2), ("odd", 1), ("odd", 3)}
-    for number, one in enumerate(found):
-        assert one["tags"] == "A"
-        assert one["keys"] == [f"k{number}"]
-        assert one["properties"]["colour"] == "red"
-        assert one["queue_offset"] == number // 4
-        assert one["properties"]["CLUSTER"] == "DefaultCluster"
+    for number, message in enumerate(listed_messages):
+        assert message["tags"] == "A"
+        assert message["keys"] == [f"k{number}"]
+        assert message["properties"]["colour"] == "red"
+        assert message["queue_offset"] == number // 4
+        assert message["properties"]["CLUSTER"] == "DefaultCluster"
     assert len(os.listdir(target / "commitlog")) > 2
     assert not (target / "abort").exists()
 

@@ -55,7 +55,7 @@ def test_columns_make_the_very_records(batch):
     assert places.tolist() == batch.column("physical_offset").to_pylist()
     least = RecordRows(RECORDED, Settings()).columns(batch.select(RECORDED))
     assert set(least[0].tolist()) == {-1}
-    assert [decode(one).body for one in least[1].to_pylist()] == batch.column("body").to_pylist()
+    assert [decode(row).body for row in least[1].to_pylist()] == batch.column("body").to_pylist()
 
 
 BAD = {
@@ -168,7 +168,7 @@ def test_only_the_attempt_that_was_returned_counts(batch, tmp_path):
     assert not target.exists()
     pickle.loads(pickle.dumps(writer)).commit([message, None])
     assert log_of(target) == rows.column("record").to_pylist()
-    assert [one.name for one in tmp_path.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_a_late_attempt_cannot_bring_a_removed_write_back(batch, tmp_path):
@@ -182,16 +182,16 @@ def test_a_late_attempt_cannot_bring_a_removed_write_back(batch, tmp_path):
 @pytest.mark.parametrize("keep", ["true", "false"])
 def test_rows_left_out_move_what_comes_after_them(batch, tmp_path, caplog, keep):
     rows = batch.select(["record"])
-    before = [decode(one) for one in rows.column("record").to_pylist()]
-    orders = [one for one in before if (one.topic, one.queue_id) == (b"orders", 0)]
-    assert [one.queue_offset for one in orders][:3] == [0, 1, 2]
-    without = rows.filter(pa.array([one is not orders[1] for one in before]))
+    before = [decode(row) for row in rows.column("record").to_pylist()]
+    orders = [text for text in before if (text.topic, text.queue_id) == (b"orders", 0)]
+    assert [order.queue_offset for order in orders][:3] == [0, 1, 2]
+    without = rows.filter(pa.array([text is not orders[1] for text in before]))
     target = tmp_path / "new"
     writer = StoreWriter(STORED, {"path": str(target), "keepQueueOffsets": keep, **SIZES})
     writer.commit([writer.write(iter([without]))])
-    found = [decode(one) for one in log_of(target)]
-    assert [one.body for one in found] == [one.body for one in before if one is not orders[1]]
-    kept = [one.queue_offset for one in found if (one.topic, one.queue_id) == (b"orders", 0)]
+    texts = [decode(data) for data in log_of(target)]
+    assert [text.body for text in texts] == [text.body for text in before if text is not orders[1]]
+    kept = [text.queue_offset for text in texts if (text.topic, text.queue_id) == (b"orders", 0)]
     assert kept[:2] == ([0, 2] if keep == "true" else [0, 1])
     assert ("kept a queue offset" if keep == "true" else "got new queue offsets") in caplog.text
 
@@ -207,7 +207,7 @@ def test_who_comes_first_has_the_place(batch, tmp_path):
         second.commit(messages[1:])
     second.abort(messages[1:])
     assert len(log_of(target)) == len(rows)
-    assert [one.name for one in tmp_path.iterdir()] == ["new"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_the_place_is_taken_while_the_store_is_made(batch, tmp_path, monkeypatch):
@@ -225,8 +225,8 @@ def test_the_place_is_taken_while_the_store_is_made(batch, tmp_path, monkeypatch
     with pytest.raises(StoreIOError, match="publish the store as"):
         writer.commit([message])
     writer.abort([message])
-    assert [one.name for one in target.iterdir()] == ["somebody's"]
-    assert [one.name for one in tmp_path.iterdir()] == ["new"]
+    assert [path.name for path in target.iterdir()] == ["somebody's"]
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
 
 
 def test_an_empty_folder_becomes_the_store(batch, tmp_path):
@@ -245,7 +245,7 @@ SCHEMA = sorted_runs.spool_schema(pa.schema([pa.field("text", pa.binary())]))
 def rows(places: list[tuple[int, int]]) -> pa.RecordBatch:
     keys, positions = zip(*places, strict=True)
     return pa.RecordBatch.from_arrays(
-        [pa.array(keys), pa.array(positions), pa.array([b"%d/%d" % one for one in places])],
+        [pa.array(keys), pa.array(positions), pa.array([b"%d/%d" % place for place in places])],
         schema=SCHEMA)
 
 
@@ -253,10 +253,10 @@ def spooled(folder, tasks: list[list[tuple[int, int]]], run_bytes: int
             ) -> list[sorted_runs.SortedRun]:
     runs = []
     for places in tasks:
-        one = sorted_runs.Spooler(str(folder), SCHEMA, run_bytes)
+        spooler = sorted_runs.Spooler(str(folder), SCHEMA, run_bytes)
         for at in range(0, len(places), 10):
-            one.add(rows(places[at:at + 10]))
-        runs += one.finish()
+            spooler.add(rows(places[at:at + 10]))
+        runs += spooler.finish()
     return runs
 
 
@@ -271,9 +271,9 @@ def test_rows_come_back_in_order(tmp_path, monkeypatch, seed, run_bytes, shuffle
         everything.sort()
     runs = spooled(tmp_path, [everything[at:at + 170] for at in range(0, 1000, 170)], run_bytes)
     (tmp_path / "left by another attempt.arrows").write_bytes(b"no run")
-    found = [one for batch in sorted_runs.merged(str(tmp_path), runs, SCHEMA)
-             for one in batch.column("text").to_pylist()]
-    assert found == [b"%d/%d" % one for one in sorted(everything)]
+    rows = [row for batch in sorted_runs.merged(str(tmp_path), runs, SCHEMA)
+            for row in batch.column("text").to_pylist()]
+    assert rows == [b"%d/%d" % entry for entry in sorted(everything)]
 
 
 def test_few_runs_are_open_at_a_time(tmp_path, monkeypatch):
@@ -296,10 +296,10 @@ def test_few_runs_are_open_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sorted_runs, "_RunCursor", Counted)
     behind = spooled(tmp_path, [[(number, number)] for number in range(20)], 1)
-    assert sum(one.num_rows for one in sorted_runs.merged(str(tmp_path), behind, SCHEMA)) == 20
+    assert sum(batch.num_rows for batch in sorted_runs.merged(str(tmp_path), behind, SCHEMA)) == 20
     assert max(opened) == 1
     over = spooled(tmp_path, [[(0, number), (9, number)] for number in range(20)], 1 << 20)
-    assert sum(one.num_rows for one in sorted_runs.merged(str(tmp_path), over, SCHEMA)) == 40
+    assert sum(batch.num_rows for batch in sorted_runs.merged(str(tmp_path), over, SCHEMA)) == 40
     assert max(opened) == 3
 
 

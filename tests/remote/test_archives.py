@@ -36,7 +36,7 @@ def test_a_damaged_member_that_a_zip_has_stored(golden: GoldenFolder, tmp_path: 
     path = Path(in_zip(golden(SMALL), tmp_path, zipfile.ZIP_STORED))
     rmqctl("read", path, "--limit", "1").expect(0)
     with zipfile.ZipFile(path) as packed:
-        about = next(one for one in packed.infolist() if "/commitlog/0" in one.filename)
+        about = next(member for member in packed.infolist() if "/commitlog/0" in member.filename)
     data = bytearray(path.read_bytes())
     data[about.header_offset + 30 + len(about.filename) + about.file_size // 2] ^= 1
     path.write_bytes(data)

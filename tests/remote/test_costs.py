@@ -158,8 +158,8 @@ def test_no_zeroed_page_or_sector_of_a_queue_hides_entries(large: Path) -> None:
             data = bytearray(sound)
             data[place:place + size] = bytes(size)
             data[end:] = bytes(len(data) - end)
-            found = answered(search(len(data), 40, has_holes=False), data)
-            assert found is None or len(data.rstrip(b"\0")) <= found, (place, size, end)
+            number = answered(search(len(data), 40, has_holes=False), data)
+            assert number is None or len(data.rstrip(b"\0")) <= number, (place, size, end)
 
 
 @pytest.mark.parametrize("used", [0, 1, 39, 40, 41, 319, 320, 321, 4159, 4160, 4161, 123_456,

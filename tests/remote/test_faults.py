@@ -336,7 +336,7 @@ def broken(handler: Any) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", [slow_down, denied, truncated, broken, stalls],
-                         ids=lambda one: one.__name__)
+                         ids=lambda function: function.__name__)
 def test_an_s3_that_fails(fault: Fault, golden: GoldenFolder, rmqctl: Runner,
                           monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated(monkeypatch) as client:

@@ -141,20 +141,20 @@ def serving() -> Iterator[Callable[..., str]]:
 
 def answers(rmqctl: Runner, place: str, root: Path) -> dict[str, Any]:
     """What the commands say of a store, with the name of the place as that of ``root``."""
-    found = {}
+    result = {}
     for command in COMMANDS:
         done = rmqctl(*command, place, "-o", "json")
         name = tree.mounted(place) if vfs.is_elsewhere(place) else place
         text = done.out.replace(name, str(root)).replace(place, str(root))
-        found[" ".join(command)] = done.code, text, done.err.replace(name, str(root)).replace(
+        result[" ".join(command)] = done.code, text, done.err.replace(name, str(root)).replace(
             place, str(root))
-    return found
+    return result
 
 
 def same(here: dict[str, Any], there: dict[str, Any]) -> None:
     for name, (code, text, err) in here.items():
         if name in ("info", "doctor"):  # what a file takes on a disk, and how large that is
-            documents = [json.loads(one) for one in (text, there[name][1])]
+            documents = [json.loads(data) for data in (text, there[name][1])]
             for document in documents:
                 for key in ("disk", "next", "steps"):
                     document.pop(key, None)
@@ -175,12 +175,13 @@ STORES = [*golden.golden_stores(), *golden.rocksdb_stores()]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("one", sample([
-    one for one in STORES if not one.options and "tiered" not in one.id], 8, "places",
-                                       always=golden.is_covering), ids=lambda one: one.id)
-def test_golden_stores_in_memory(one: golden.GoldenStore, golden: GoldenFolder, tmp_path: Path,
+@pytest.mark.parametrize("store", sample([
+    store for store in STORES if not store.options and "tiered" not in store.id], 8, "places",
+                                         always=golden.is_covering),
+                         ids=lambda golden_store: golden_store.id)
+def test_golden_stores_in_memory(store: golden.GoldenStore, golden: GoldenFolder, tmp_path: Path,
                                  rmqctl: Runner) -> None:
-    root = golden(one.id)
+    root = golden(store.id)
     same(answers(rmqctl, str(root), root), answers(rmqctl, in_memory(root, tmp_path), root))
 
 
@@ -260,12 +261,12 @@ def test_what_is_not_there(place: str, golden_copy: GoldenFolder, tmp_path: Path
     for command, key in (("info", "topics"), ("offsets", "queues")):
         answers = [rmqctl(command, name, "-o", "json").expect(0).json() for name in (root, there)]
         assert answers[0].get("lock") == answers[1].get("lock")
-        here, found = (answer[key] for answer in answers)
+        here, result = (answer[key] for answer in answers)
         text = json.dumps(here)
         assert '"queue_id": 77' in text
         # An object store has no empty folders; everything else is the same.
-        assert (here == found) is (place != "memory")
-        assert ('"queue_id": 77' in json.dumps(found)) is (place != "memory")
+        assert (here == result) is (place != "memory")
+        assert ('"queue_id": 77' in json.dumps(result)) is (place != "memory")
 
 
 @pytest.mark.long
@@ -309,7 +310,7 @@ def test_the_spark_source_of_a_log_elsewhere(
     place = in_memory(root, tmp_path) if store_is_there else str(root)
     there = [in_memory(Path(path), tmp_path) for path in folders] if log_is_there else folders
     for table in ("messages", "frames", "consumequeue", "index"):
-        found = []
+        values = []
         for path, logs in ((str(root), folders), (place, there)):
             options = ReadOptions.of({"path": path, "table": table, "commitlogDirs": ",".join(logs),
                                       "numPartitions": "4"})
@@ -323,9 +324,9 @@ def test_the_spark_source_of_a_log_elsewhere(
                     assert logs is folders or row["file"].startswith(tuple(logs))
                     row["file"] = row["file"].rpartition("/")[2]
                 row["store"] = ""
-            found.append(rows)
-        assert found[0] == found[1], table
-        assert found[0]
+            values.append(rows)
+        assert values[0] == values[1], table
+        assert values[0]
 
 
 def test_an_object_that_changes(golden_copy: GoldenFolder, tmp_path: Path) -> None:
@@ -472,8 +473,8 @@ def test_ends_from_samples(island: int | None) -> None:
     reader: Any = tree.tree_of(url).reader
     assert reader.next_data("commitlog/0", 1 << 20) == 1 << 20
     reader.sampled = True
-    found = reader.next_data("commitlog/0", 1 << 20)
-    assert found == (len(data) if island is None else 1 << 20)
+    next_data = reader.next_data("commitlog/0", 1 << 20)
+    assert next_data == (len(data) if island is None else 1 << 20)
     assert reader.next_data("index/0", 1 << 20) == 1 << 20
     assert reader.requested < 1 << 20
     reader.close()
@@ -506,7 +507,7 @@ def test_of_a_name_twice_the_last_counts(golden: GoldenFolder, tmp_path: Path) -
 def test_a_damaged_member_of_a_zip(golden: GoldenFolder, tmp_path: Path, rmqctl: Runner) -> None:
     path = Path(in_zip(golden("4.9.3/basic/store"), tmp_path))
     with zipfile.ZipFile(path) as packed:
-        about = next(one for one in packed.infolist() if "/commitlog/0" in one.filename)
+        about = next(member for member in packed.infolist() if "/commitlog/0" in member.filename)
     data = bytearray(path.read_bytes())
     place = about.header_offset + 30 + len(about.filename) + about.compress_size // 2
     data[place:place + 64] = bytes(64)

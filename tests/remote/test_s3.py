@@ -86,7 +86,8 @@ def test_what_is_written_there(golden: GoldenFolder, rmqctl: Runner, tmp_path: P
     root = golden("4.9.3/basic/store")
     with simulated(monkeypatch) as client:
         def keys() -> list[str]:
-            return [one["Key"] for one in client.list_objects_v2(Bucket="bucket")["Contents"]]
+            return [content["Key"]
+                    for content in client.list_objects_v2(Bucket="bucket")["Contents"]]
 
         done = rmqctl("export", root, "--out", "s3://bucket/x/one.jsonl", "--manifest").expect(0)
         assert "s3://bucket/x/one.jsonl" in done.out

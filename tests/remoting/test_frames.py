@@ -33,12 +33,12 @@ _COMMANDS = st.builds(
 @given(st.lists(_COMMANDS, max_size=4), st.integers(7, 200))
 def test_commands_come_back_from_pieces_of_any_size(commands: list[Command], piece: int) -> None:
     stream = b"".join(map(write_command, commands))
-    reader, found = FrameReader(), []
+    reader, values = FrameReader(), []
     for start in range(0, len(stream), piece):
         reader.feed(stream[start:start + piece])
         while (frame := reader.next()) is not None:
-            found.append(read_command(frame))
-    assert found == commands
+            values.append(read_command(frame))
+    assert values == commands
     assert reader.held == 0
 
 
@@ -138,13 +138,13 @@ def test_how_much_of_a_frame_is_missing() -> None:
 
 
 def test_a_long_stream_of_small_frames_is_not_kept() -> None:
-    one = frame_head(b"{}", 0)
+    data = frame_head(b"{}", 0)
     reader = FrameReader()
     for _ in range(2000):
-        reader.feed(one * 50 + one[:3])
+        reader.feed(data * 50 + data[:3])
         while reader.next() is not None:
             pass
-        reader.feed(one[3:])
+        reader.feed(data[3:])
         assert reader.next() is not None
         assert reader.held == 0
 

@@ -33,16 +33,16 @@ def test_plain_headers_are_read_as_all_others() -> None:
         else:
             data = bytearray(b"{%b}" % b",".join(
                 source.choice(fields) % source.choice(_PIECES) for _ in range(3)))
-        found = []
+        writers = []
         for way in (command._read_json_header, command._read_any_header):
             try:
-                found.append(way(bytes(data)))
+                writers.append(way(bytes(data)))
             except FrameError as error:
-                found.append(str(error))
-        if b"\xff" in data and isinstance(found[1], str):
+                writers.append(str(error))
+        if b"\xff" in data and isinstance(writers[1], str):
             continue  # what is no text may stand in what nobody reads
-        assert found[0] == found[1], bytes(data)
-        read += not isinstance(found[0], str)
+        assert writers[0] == writers[1], bytes(data)
+        read += not isinstance(writers[0], str)
     assert read > 500
 
 
@@ -69,12 +69,12 @@ def test_fields_are_read_as_one_by_one() -> None:
         ext = {name: source.choice(values) if source.random() < 0.3 else (
             "5" if kind != "text" else "T") for name, (kind, required) in request.fields.items()
             if required or source.random() < 0.5}
-        found = []
+        writers = []
         for way in (request.read, request._read):
             try:
-                found.append(way(ext))
+                writers.append(way(ext))
             except Failed as answer:
-                found.append(str(answer))
-        assert found[0] == found[1], ext
-        read += isinstance(found[0], dict)
+                writers.append(str(answer))
+        assert writers[0] == writers[1], ext
+        read += isinstance(writers[0], dict)
     assert read > 1000

@@ -47,29 +47,29 @@ below .rmqctl with new names and those that went, and else what was forced."""
 
 def state(root: Path, *, times: bool = True) -> State:
     """The store without rmqctl's own files. Without ``times`` these are all 0."""
-    found: State = {}
+    state: State = {}
     for folder, folders, files in os.walk(root):
         if Path(folder) == root:
-            folders[:] = [one for one in folders if one not in LEFT_OUT]
-            files[:] = [one for one in files if one not in LEFT_OUT]
+            folders[:] = [directory for directory in folders if directory not in LEFT_OUT]
+            files[:] = [file for file in files if file not in LEFT_OUT]
         for name in (*folders, *files):
             path = Path(folder, name)
             about = path.lstat()
             kind = stat.filemode(about.st_mode)
             content = str(path.readlink()) if path.is_symlink() else (
                 hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "")
-            found[str(path.relative_to(root))] = (kind, about.st_mtime_ns if times else 0, content)
-    return found
+            state[str(path.relative_to(root))] = (kind, about.st_mtime_ns if times else 0, content)
+    return state
 
 
-def differences(found: State, wanted: State) -> list[str]:
-    return [f"{path}: {found.get(path)} instead of {wanted.get(path)}"
-            for path in sorted({*found, *wanted}) if found.get(path) != wanted.get(path)]
+def differences(state: State, wanted: State) -> list[str]:
+    return [f"{path}: {state.get(path)} instead of {wanted.get(path)}"
+            for path in sorted({*state, *wanted}) if state.get(path) != wanted.get(path)]
 
 
-def without_folder_times(found: State) -> State:
+def without_folder_times(state: State) -> State:
     return {path: (kind, 0 if kind[0] == "d" else time, content)
-            for path, (kind, time, content) in found.items()}
+            for path, (kind, time, content) in state.items()}
 
 
 def bytes_of(root: Path) -> dict[str, bytes]:
@@ -80,10 +80,10 @@ def bytes_of(root: Path) -> dict[str, bytes]:
 def undo_all(root: Path, *named: Path) -> int:
     """Takes back every repair, the newest first; how many there were."""
     count = 0
-    for one in reversed(history(str(root))):
-        if one.state not in ("undone", "abandoned"):
+    for kept_repair in reversed(history(str(root))):
+        if kept_repair.state not in ("undone", "abandoned"):
             with Repair(str(root), "undo", finish=False, named=[*map(str, named)]) as repair:
-                repair.undo(one.id)
+                repair.undo(kept_repair.id)
             count += 1
     return count
 
@@ -115,13 +115,13 @@ class Trial:
     def assert_old_or_new(self) -> None:
         """Every byte is what it was or what it becomes; a file may be there or not."""
         for path, data in bytes_of(self.root).items():
-            choices = [one[path] for one in (self.old_bytes, self.new_bytes) if path in one]
+            choices = [item[path] for item in (self.old_bytes, self.new_bytes) if path in item]
             if data in choices:
                 continue
             assert choices, f"{path}: a file neither before nor after has"
             longest = max(map(len, choices))
-            padded = [one.ljust(longest, b"\0") for one in choices]
-            assert len(data) in {len(one) for one in choices}, path
+            padded = [choice.ljust(longest, b"\0") for choice in choices]
+            assert len(data) in {len(choice) for choice in choices}, path
             assert all(byte in both for byte, *both in zip(
                 data.ljust(longest, b"\0"), *padded, strict=True)), f"{path}: other bytes"
 
@@ -132,22 +132,22 @@ class Trial:
         now, new = state(self.root, times=self.exact), self.new_state
         if not folder_times:
             now, new = without_folder_times(now), without_folder_times(new)
-        found = differences(now, new)
-        assert not found, "\n".join(found)
+        texts = differences(now, new)
+        assert not texts, "\n".join(texts)
         if not self.undo:
             return
         assert undo_all(self.root), "the command cannot be undone"
         now, old = state(self.root), self.old_state
         if not folder_times:
             now, old = without_folder_times(now), without_folder_times(old)
-        found = differences(now, old)
-        assert not found, "\n".join(found)
+        texts = differences(now, old)
+        assert not texts, "\n".join(texts)
 
     def assert_undoes(self) -> None:
         """Taken back right after the accident, whether it was carried out or not."""
         undo_all(self.root)
-        found = differences(state(self.root), self.old_state)
-        assert not found, "\n".join(found)
+        texts = differences(state(self.root), self.old_state)
+        assert not texts, "\n".join(texts)
 
 
 # -- failing system calls ---------------------------------------------------------------------

@@ -36,11 +36,11 @@ def log(count: int, *, base: int = 0, size: int = 200, seed: bytes = b"") -> byt
 
 def places(data: bytes) -> list[tuple[int, int]]:
     """(position, size) of the records from the start of an undamaged log on."""
-    found, at = [], 0
+    values, at = [], 0
     while data[at + 4:at + 7] == MAGIC:
-        found.append((at, int.from_bytes(data[at:at + 4])))
-        at += found[-1][1]
-    return found
+        values.append((at, int.from_bytes(data[at:at + 4])))
+        at += values[-1][1]
+    return values
 
 
 @dataclass(frozen=True)
@@ -64,20 +64,20 @@ class Carved:
 
     def offsets(self, placement: str | None = None) -> list[int]:
         """Positions in the sources, ascending."""
-        return sorted(one.offset for one in self.messages
-                      if placement is None or one.placement == placement)
+        return sorted(message.offset for message in self.messages
+                      if placement is None or message.placement == placement)
 
 
 def carve(*paths: Path, wanted: CarveOptions | None = None) -> Carved:
     """Carves files as the command does."""
-    said: list[str] = []
-    sources = list(inputs(map(str, paths), lambda path, why: said.append(f"{path}: {why}")))
-    with Carving(sources, wanted or CarveOptions(), report=said.append) as carving:
-        messages = [One(sources[found.source].path, offset, found.placement, found.duplicate, each)
-                    for found in carving.pages()
-                    for offset, each in zip(found.offset.tolist(), found.page.records(),
-                                            strict=True)]
-    return Carved(messages, carving.tally, said)
+    texts: list[str] = []
+    sources = list(inputs(map(str, paths), lambda path, why: texts.append(f"{path}: {why}")))
+    with Carving(sources, wanted or CarveOptions(), report=texts.append) as carving:
+        messages = [One(sources[page.source].path, offset, page.placement, page.duplicate, record)
+                    for page in carving.pages()
+                    for offset, record in zip(page.offset.tolist(), page.page.records(),
+                                              strict=True)]
+    return Carved(messages, carving.tally, texts)
 
 
 def saved(folder: Path, data: bytes, name: str = "image") -> Path:

@@ -26,13 +26,13 @@ def dirs(kind: str) -> tuple[str, ...]:
 def offsets(store: Path, kind: str) -> list[int]:
     """Where every record of a log begins."""
     with Store.open(store, dirs(kind)) as opened:
-        return [int(one) for batch in opened.log.walk() for one in batch.offset]
+        return [int(offset) for batch in opened.log.walk() for offset in batch.offset]
 
 
-def dispatched(made: Path, store: Path, kind: str, settings: Settings, to: int) -> None:
+def dispatched(path: Path, store: Path, kind: str, settings: Settings, to: int) -> None:
     """What a broker derives from the records of a store's log before physical offset ``to``."""
-    made.mkdir(exist_ok=True)
-    writer = dispatcher(made, settings)
+    path.mkdir(exist_ok=True)
+    writer = dispatcher(path, settings)
     maps = bit_maps(store)
     for data, base, starts in pieces(store, kind, 50):
         count = sum(base + start < to for start in starts)
@@ -58,7 +58,8 @@ def each_border(places: list[int], end: int, most: int) -> list[int]:
 def troubles(root: Path, kind: str = "") -> list[Finding]:
     """What verify finds wrong with a store."""
     with Store.open(root, dirs(kind)) as store:
-        return [one for one in Verification(store, VerifyOptions()).findings() if one.is_trouble]
+        return [finding for finding in Verification(store, VerifyOptions()).findings()
+                if finding.is_trouble]
 
 
 def content(root: Path) -> snapshot.Snapshot:
@@ -66,9 +67,9 @@ def content(root: Path) -> snapshot.Snapshot:
 
     Of folders only their being there: names came and went in them.
     """
-    found = snapshot.take(root, inodes=False)
+    state = snapshot.take(root, inodes=False)
     return snapshot.Snapshot({
-        name: entry for name, entry in found.entries.items()
+        name: entry for name, entry in state.entries.items()
         if not name.startswith((".rmqctl", "lock")) and name != "."})
 
 

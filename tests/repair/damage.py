@@ -43,39 +43,39 @@ def remember(root: Path, commitlog_dirs: Sequence[str] = ()) -> Whole:
                 for at in range(len(batch)):
                     record = decode(batch.bytes_at(at))
                     records[record.physical_offset] = record
-        files = {one.name: Path(one.path).read_bytes() for one in store.log.files}
+        files = {file.name: Path(file.path).read_bytes() for file in store.log.files}
         return Whole(records, files, store.log.file_size)
 
 
 def intact(whole: Whole, root: Path, commitlog_dirs: Sequence[str] = ()) -> set[int]:
     """Places of the messages whose bytes are all there and unchanged."""
     with Store.open(root, commitlog_dirs) as store:
-        now = {one.name: Path(one.path).read_bytes() for one in store.log.files}
-    found = set()
+        now = {file.name: Path(file.path).read_bytes() for file in store.log.files}
+    physicals = set()
     for physical, record in whole.records.items():
         base = physical - physical % whole.file_size
         name = f"{base:020d}"
         at = physical - base
         end = at + record.total_size
         if name in now and now[name][at:end] == whole.files[name][at:end]:
-            found.add(physical)
-    return found
+            physicals.add(physical)
+    return physicals
 
 
 def do(root: Path, seed: int, kinds: Sequence[str] = KINDS, count: int | None = None,
        commitlog_dirs: Sequence[str] = ()) -> list[str]:
     """Does 1 to 20 (or ``count``) damages; says what was done."""
     luck = random.Random(seed)
-    said = []
+    texts = []
     for _ in range(luck.randint(1, MOST) if count is None else count):
         kind = luck.choice(list(kinds))
         with Store.open(root, commitlog_dirs) as store:
-            paths = [Path(one.path) for one in store.log.files]
+            paths = [Path(file.path) for file in store.log.files]
         used = [path for path in paths if any(path.read_bytes())]
         if not used:
             break
-        said.append(f"{kind}: {_one(luck, kind, used)}")
-    return said
+        texts.append(f"{kind}: {_one(luck, kind, used)}")
+    return texts
 
 
 def _one(luck: random.Random, kind: str, paths: list[Path]) -> str:
@@ -101,12 +101,12 @@ def _one(luck: random.Random, kind: str, paths: list[Path]) -> str:
         del data[size:]
         what = f"{path.name} to {size}"
     elif kind == "swapped pages":
-        one, other = luck.randrange(pages), luck.randrange(pages)
-        a, b = one * page, other * page
+        first, other = luck.randrange(pages), luck.randrange(pages)
+        a, b = first * page, other * page
         if max(a, b) + page > len(data):
             return "no such page"
         data[a:a + page], data[b:b + page] = data[b:b + page], data[a:a + page]
-        what = f"{path.name} {one} and {other} of {page}"
+        what = f"{path.name} {first} and {other} of {page}"
     else:
         at = luck.randrange(pages) * page + (page // 2 if kind == "torn page" else 0)
         length = min(page // 2 if kind == "torn page" else page, len(data) - at)

@@ -101,13 +101,13 @@ class Broker:
 
     def __init__(self, root: Path, size: int) -> None:
         self.size = size
-        self.log = {int(one.name): one.read_bytes() for one in (root / "commitlog").iterdir()}
-        self.queues = {(one.parent.name, int(one.name)): Queue(size, units(one))
-                       for one in (root / "consumequeue").glob("*/*")}
+        self.log = {int(path.name): path.read_bytes() for path in (root / "commitlog").iterdir()}
+        self.queues = {(path.parent.name, int(path.name)): Queue(size, units(path))
+                       for path in (root / "consumequeue").glob("*/*")}
 
     @property
     def max_physic(self) -> int:
-        return max((one.max_physic for one in self.queues.values()), default=-1)
+        return max((queue.max_physic for queue in self.queues.values()), default=-1)
 
     def dispatch(self, record: Record) -> None:
         if sysflag.has_consume_queue_row(record.sys_flag):
@@ -117,33 +117,33 @@ class Broker:
 
     def records(self, start: int, end: int) -> list[Record]:
         """The records that begin in ``[start, end)``, by their sizes; up to each file's blank."""
-        found = []
+        texts = []
         for base, data in sorted(self.log.items()):
             at = max(start - base, 0)
             while base + at < end and at + 8 <= len(data):
                 total, magic = struct.unpack_from(">iI", data, at)
                 if magic not in (0xDAA320A7, 0xDAA320AB):
                     break
-                found.append(decode(data[at:at + total]))
+                texts.append(decode(data[at:at + total]))
                 at += total
-        return found
+        return texts
 
     def start(self, new: bool, clean: bool, start: int, end: int) -> None:
         """``start`` and ``end``: where recovery of the log begins and ends."""
         reach = self.max_physic
         if new or not clean:
-            for one in self.records(start, end):
-                if not clean or one.physical_offset > reach:
-                    self.dispatch(one)
+            for record in self.records(start, end):
+                if not clean or record.physical_offset > reach:
+                    self.dispatch(record)
         if reach >= end:
             for queue in self.queues.values():
                 queue.truncate(end)
         if not new:
-            for one in self.records(max(min(self.log), self.max_physic), end):
-                self.dispatch(one)
+            for record in self.records(max(min(self.log), self.max_physic), end):
+                self.dispatch(record)
 
 
 def units(folder: Path) -> Files:
     """Physical offset and size of all units of a queue's files."""
-    return {int(one.name): [struct.unpack_from(">qi", data, at) for at in range(
-        0, len(data), UNIT)] for one in folder.iterdir() if (data := one.read_bytes())}
+    return {int(path.name): [struct.unpack_from(">qi", data, at) for at in range(
+        0, len(data), UNIT)] for path in folder.iterdir() if (data := path.read_bytes())}

@@ -27,8 +27,8 @@ from rmqctl.store.store import Store
 from tests.support import golden as golden_sets
 from tests.support import replay
 
-SETS = [each for each in golden_sets.all_sets() if not each.is_damaged]
-IDS = [each.id for each in SETS]
+SETS = [golden_set for golden_set in golden_sets.all_sets() if not golden_set.is_damaged]
+IDS = [golden_set.id for golden_set in SETS]
 DERIVED = ("consumequeue", "batchconsumequeue", "index")
 
 
@@ -36,7 +36,7 @@ def parts_of(store: Path, kind: str = "") -> list[LogPart]:
     """The log of a store as it is."""
     dirs = golden_sets.MULTI_PATH if kind == "multipath" else ()
     with Store.open(store, dirs) as opened:
-        return [LogPart(one.base, one.size, one.path) for one in opened.log.files]
+        return [LogPart(file.base, file.size, file.path) for file in opened.log.files]
 
 
 def settings_of(folder: Path, version: str, **changes: Any) -> Settings:
@@ -55,8 +55,8 @@ def mend(store: Path, settings: Settings, work: Path, kind: str = "", **more: An
     with Scratch(str(work)) as scratch:
         steps, actions = planned(store, settings, scratch, kind, **more)
         carry_out(steps, store)
-    return [f"{one.action} {one.target}: {one.before} -> {one.after}; {one.reason}"
-            for one in actions]
+    return [f"{action.action} {action.target}: {action.before} -> {action.after}; {action.reason}"
+            for action in actions]
 
 
 def planned(store: Path, settings: Settings, scratch: Scratch, kind: str = "",
@@ -82,32 +82,32 @@ def planned(store: Path, settings: Settings, scratch: Scratch, kind: str = "",
 
 def _told(steps: Sequence[Step]) -> list[object]:
     """The steps with the bytes that they bring."""
-    return [(type(one), one.target, Path(one.content.path).read_bytes())
-            if isinstance(one, Create | Replace) and isinstance(one.content, FileContent) else one
-            for one in steps]
+    return [(type(step), step.target, Path(step.content.path).read_bytes())
+            if isinstance(step, Create | Replace) and isinstance(step.content, FileContent)
+            else step             for step in steps]
 
 
 def carry_out(steps: Sequence[Step], root: Path) -> None:
     """Each step, with no care for crashes; what goes away goes to ``ROOT/aside``."""
-    for one in steps:
-        path = root / one.target
-        match one:
+    for step in steps:
+        path = root / step.target
+        match step:
             case MakeFolder():
                 path.mkdir(parents=True, exist_ok=True)
             case Create() | Replace():
-                assert path.exists() == isinstance(one, Replace), one
+                assert path.exists() == isinstance(step, Replace), step
                 path.parent.mkdir(parents=True, exist_ok=True)
-                assert isinstance(one.content, FileContent)
-                shutil.copyfile(one.content.path, path)
+                assert isinstance(step.content, FileContent)
+                shutil.copyfile(step.content.path, path)
             case Patch():
                 data = bytearray(path.read_bytes())
-                for piece in one.pieces:
+                for piece in step.pieces:
                     view = bytearray(piece.size)
                     piece.read_into(memoryview(view), 0)
                     data[piece.at:piece.end] = view
                 path.write_bytes(data)
             case MoveAside():
-                target = root / "aside" / one.target
+                target = root / "aside" / step.target
                 target.parent.mkdir(parents=True, exist_ok=True)
                 path.rename(target)
 
@@ -119,8 +119,8 @@ def derived(store: Path) -> dict[str, bytes]:
             for path in sorted((store / folder).rglob("*")) if path.is_file()}
 
 
-def unnamed(found: dict[str, bytes]) -> dict[str, bytes]:
+def unnamed(value: dict[str, bytes]) -> dict[str, bytes]:
     """The same with index files named by their order."""
-    index = sorted(name for name in found if name.startswith("index/"))
+    index = sorted(name for name in value if name.startswith("index/"))
     return {f"index/{index.index(name)}" if name in index else name: data
-            for name, data in found.items()}
+            for name, data in value.items()}

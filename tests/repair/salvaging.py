@@ -61,14 +61,14 @@ def apply(root: Path, result: Salvage) -> None:
 
 
 def content(piece: OverlayPiece) -> bytes:
-    found = bytearray(piece.size)
-    piece.read_into(memoryview(found), 0)
-    return bytes(found)
+    size = bytearray(piece.size)
+    piece.read_into(memoryview(size), 0)
+    return bytes(size)
 
 
 def records(parts: Sequence[LogPart]) -> dict[int, bytes]:
     """All records of a log that a broker would reach, and nothing else but its blanks."""
-    found = {}
+    bytes_ats = {}
     open_end = False
     for part in parts:
         with part.open() as source:
@@ -77,11 +77,11 @@ def records(parts: Sequence[LogPart]) -> dict[int, bytes]:
                     assert not open_end, "a message beyond the end of the log"
                     assert (batch.crc_ok() | (batch.column("body_length") == 0)).all()
                 for at in range(len(batch)):
-                    found[int(batch.offset[at])] = batch.bytes_at(at)
+                    bytes_ats[int(batch.offset[at])] = batch.bytes_at(at)
                 for span in batch.spans:
                     assert span.kind in ("blank", "zero"), span
                     open_end |= span.kind == "zero"
-    return found
+    return bytes_ats
 
 
 def rebuild(root: Path, result: Salvage, settings: Settings) -> Dispatcher:
@@ -89,44 +89,44 @@ def rebuild(root: Path, result: Salvage, settings: Settings) -> Dispatcher:
     for name in ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index"):
         shutil.rmtree(root / name, ignore_errors=True)
     batch_topics = settings.batch_topics
-    made = Dispatcher(str(root), settings, lambda: 1_700_000_000_000,
-                      lambda topic: topic in batch_topics)
+    dispatcher = Dispatcher(str(root), settings, lambda: 1_700_000_000_000,
+                            lambda topic: topic in batch_topics)
     for part in result.parts:
         with part.open() as source:
             for batch in Walk(source):
                 if len(batch):
                     start = int(batch.start[0])
                     end = int(batch.start[-1] + batch.column("total_size")[-1])
-                    made.dispatch(batch.data[start:end].tobytes(), batch.base + start)
-    made.flush()
-    made.close()
-    return made
+                    dispatcher.dispatch(batch.data[start:end].tobytes(), batch.base + start)
+    dispatcher.flush()
+    dispatcher.close()
+    return dispatcher
 
 
 def rows_of(root: Path) -> dict[tuple[str, int], dict[int, tuple[int, int]]]:
     """Queue offset -> (place, size) of every queue, batch queues too (each offset of a batch)."""
-    found: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+    result: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
     with Store.open(root) as store:
         for key, queue in store.queues.items():
-            rows = found.setdefault(key, {})
+            rows = result.setdefault(key, {})
             for at, page in queue.pages(queue.first_index, queue.disk_end):
                 for number, row in enumerate(page.tolist()):
                     if row[:2] != FILLER[:2] and row[1] > 0:
                         rows[at + number] = row[:2]
             queue.close()
         for key, batch in store.batch_queues.items():
-            rows = found.setdefault(key, {})
+            rows = result.setdefault(key, {})
             for row in batch.all_used():
                 for offset in range(int(row["batch_size"])):
                     rows[int(row["msg_base_offset"]) + offset] = (
                         int(row["physical_offset"]), int(row["size"]))
-    return found
+    return result
 
 
 def is_of_damaged(finding: Finding, whole: Whole, still: Collection[int]) -> bool:
     """Whether a finding is about a message that was not intact before."""
-    return not any(one <= (finding.offset or 0) < one + whole.records[one].total_size
-                   for one in still)
+    return not any(number <= (finding.offset or 0) < number + whole.records[number].total_size
+                   for number in still)
 
 
 def check(root: Path, whole: Whole, original_rows: dict[tuple[str, int], dict[int, tuple[
@@ -138,26 +138,28 @@ def check(root: Path, whole: Whole, original_rows: dict[tuple[str, int], dict[in
     by_broker = 0
     with Store.open(root, commitlog_dirs) as store:
         end = recover_log(store, version_for(generation)).end
-        by_broker = sum(1 for one in still if one + whole.records[one].total_size <= end)
+        by_broker = sum(1 for message in still
+                        if message + whole.records[message].total_size <= end)
         result = salvage(store, generation, **options)  # type: ignore[arg-type]
         again = salvage(store, generation, **options)  # type: ignore[arg-type]
     assert again == result
     there = records(result.parts)
-    missing = sorted(one for one in still if there.get(one) != whole.raw(
-        one, whole.records[one].total_size))
+    missing = sorted(message for message in still if there.get(message) != whole.raw(
+        message, whole.records[message].total_size))
     # What nothing proves to be a message is left out, and counted.
     assert len(missing) <= result.ambiguous, missing
-    still = [one for one in still if one not in missing]
-    restored = sum(1 for one, record in whole.records.items() if one not in still
-                   and there.get(one) == whole.raw(one, record.total_size))
+    still = [message for message in still if message not in missing]
+    restored = sum(1 for name, record in whole.records.items() if name not in still
+                   and there.get(name) == whole.raw(name, record.total_size))
     if there:
         last = max(there)
         assert result.log_end >= last + len(there[last])
     apply(root, result)
-    made = rebuild(root, result, settings)
+    dispatcher = rebuild(root, result, settings)
     # The entries of a message whose properties are lost and not marked are kept by `recover` alone.
     complete = not (missing or result.unmarked)
-    assert not complete or (made.gaps, made.refused, made.unplaceable) == (0, 0, 0)
+    assert not complete or (dispatcher.gaps, dispatcher.refused, dispatcher.unplaceable) == (0, 0,
+                                                                                             0)
     rows = rows_of(root)
     for key, mine in original_rows.items() if complete else ():
         for offset, place in mine.items():
@@ -172,11 +174,12 @@ def check(root: Path, whole: Whole, original_rows: dict[tuple[str, int], dict[in
             assert len(there[physical]) == size
     with Store.open(root, commitlog_dirs) as store:
         assert recover_log(store, version_for(generation)).end in (result.log_end, max(
-            (one + len(raw) for one, raw in there.items()), default=result.log_end))
-        findings = [one for one in Verification(store).findings() if one.severity != INFO
-                    and one.structure in ("commitlog", "consumequeue", "index")
-                    and one.category not in IGNORED and not (
-                        one.category in UNPROVABLE and is_of_damaged(one, whole, still))]
+            (name + len(raw) for name, raw in there.items()), default=result.log_end))
+        findings = [finding for finding in Verification(store).findings()
+                    if finding.severity != INFO
+                    and finding.structure in ("commitlog", "consumequeue", "index")
+                    and finding.category not in IGNORED and not (
+                        finding.category in UNPROVABLE and is_of_damaged(finding, whole, still))]
     assert not (findings and complete), findings
     assert {os.path.dirname(step.target) for step in result.steps} <= {"commitlog", "cl1", "cl2"}
     return Outcome(len(still), len(still), by_broker, restored, len(result.lost))

@@ -21,7 +21,7 @@ LEFT: dict[str, Hurt] = {
     "two bits": lambda writer, _, body: (writer.flip(body + 5, 3), writer.flip(body + 90, 1)),
     "20 bytes": lambda writer, _, body: writer.patch(body + 5, b"x" * 20),
     "zeros": lambda writer, _, body: writer.patch(body + 5, bytes(64)),
-    "no head": lambda writer, one, _: writer.patch(one.physical, bytes(84))}
+    "no head": lambda writer, message, _: writer.patch(message.physical, bytes(84))}
 
 
 def log(body: bytes) -> Writer:
@@ -43,17 +43,17 @@ def recovered(store: Path, *options: object) -> tuple[dict[str, Any], bytes]:
 @pytest.mark.parametrize("same", [False, True])
 def test_what_is_left_of_ours_speaks(hurt: str, same: bool, tmp_path: Path) -> None:
     ours, source = log(OURS), log(OURS if same else THEIRS)
-    one = ours.puts[20]
-    LEFT[hurt](ours, one, one.physical + field_places(one.raw)["body"][0])
+    put = ours.puts[20]
+    LEFT[hurt](ours, put, put.physical + field_places(put.raw)["body"][0])
     store, other = ours.write(tmp_path / "ours"), source.write(tmp_path / "source")
     done, content = recovered(store, "--from", other)
     if same:
-        assert one.raw in content
+        assert put.raw in content
         assert done.get("conflicts", 0) == 0
         return
     assert source.puts[20].raw not in content
     assert done["conflicts"] == 1
-    assert (one.raw in content) == (hurt == "one bit")  # its own CRC tells
+    assert (put.raw in content) == (hurt == "one bit")  # its own CRC tells
     # Its user may say otherwise.
     run("undo", store, "--yes").expect(0)
     _, content = recovered(store, "--from", other, "--prefer", other)
@@ -73,12 +73,12 @@ def test_where_nothing_is_left_what_is_around_proves_it(tmp_path: Path) -> None:
 def test_of_two_sources_the_one_counts_that_ours_is_like(order: tuple[bytes, bytes],
                                                          tmp_path: Path) -> None:
     ours = log(OURS)
-    one = ours.puts[20]
-    LEFT["20 bytes"](ours, one, one.body_at)
+    put = ours.puts[20]
+    LEFT["20 bytes"](ours, put, put.body_at)
     sources = [log(body).write(tmp_path / f"source{number}") for number, body in enumerate(order)]
     _, content = recovered(ours.write(tmp_path / "ours"), "--from", sources[0],
                            "--from", sources[1])
-    assert one.raw in content
+    assert put.raw in content
 
 
 @pytest.mark.parametrize(("bodies", "chosen"), [

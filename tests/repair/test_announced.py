@@ -16,8 +16,8 @@ OPTIONS = ("--index-slots", "16", "--index-max", "256", "-o", "json")
 
 
 def errors(store: Path) -> list[str]:
-    return [one["category"] for one in run("verify", store, *OPTIONS).json()["findings"]
-            if one["severity"] == "error"]
+    return [finding["category"] for finding in run("verify", store, *OPTIONS).json()["findings"]
+            if finding["severity"] == "error"]
 
 
 @pytest.mark.parametrize("repeated", [0, 1, 3])
@@ -31,9 +31,9 @@ def test_repeated_queue_offsets_are_counted(repeated: int, tmp_path: Path) -> No
                    header=Header(queue_offset=7 + number))
     store = writer.write(tmp_path / "store")
     plan = run("recover", store, *OPTIONS, "--apply", "--yes").expect(0).json()
-    said = [note for note in plan["notes"]
-            if "that an earlier message of the queue already has" in note]
-    assert [note.split()[0] for note in said] == ([str(repeated)] if repeated else [])
+    notes = [note for note in plan["notes"]
+             if "that an earlier message of the queue already has" in note]
+    assert [note.split()[0] for note in notes] == ([str(repeated)] if repeated else [])
     assert bool(errors(store)) == bool(repeated)
 
 
@@ -48,7 +48,7 @@ def test_a_damaged_entry_of_a_queue_without_messages_is_cleared(entry: bytes, to
     store = writer.write(tmp_path / "store")
     assert errors(store)
     plan = run("recover", store, *OPTIONS, "--apply", "--yes").expect(0).json()
-    assert [one["target"] for one in plan["actions"]] == [f"consumequeue/{topic}/0"]
+    assert [action["target"] for action in plan["actions"]] == [f"consumequeue/{topic}/0"]
     assert errors(store) == []
 
 

@@ -40,7 +40,7 @@ def tiny(tmp_path: Path) -> Tiny:
 
 def state(root: Path) -> snapshot.Snapshot:
     """Everything but what rmqctl keeps for itself."""
-    kept = {name: one for name, one in snapshot.take(root).entries.items()
+    kept = {name: entry for name, entry in snapshot.take(root).entries.items()
             if not name.startswith(".rmqctl") and name not in (".", "lock")}
     return snapshot.Snapshot(kept)
 
@@ -65,7 +65,7 @@ def there_and_back(run: Run, root: Path, *words: str,
     assert run("recover", root, *words, *JSON).recovered()["actions"] == []
     run("undo", root, "--yes", *outside, *JSON).expect(0)
     assert not was.differences(state(root))
-    return {one["target"]: one["reason"] for one in planned["actions"]}
+    return {action["target"]: action["reason"] for action in planned["actions"]}
 
 
 def clear_away(path: Path) -> None:
@@ -114,9 +114,9 @@ def test_what_is_no_folder_goes_aside_for_one(rmqctl: Run, tiny: Tiny, name: str
 def test_files_that_are_none_are_never_waited_for(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     os.mkfifo(tmp_path / "fifo")
-    for one, other in (("file", "fifo"), ("fifo", "file")):
+    for first, other in (("file", "fifo"), ("fifo", "file")):
         with pytest.raises(StoreIOError, match="not a regular file"):
-            same_content(str(tmp_path / one), str(tmp_path / other))
+            same_content(str(tmp_path / first), str(tmp_path / other))
 
 
 def test_a_log_of_actions_that_cannot_be_written_stops_the_repair_first(rmqctl: Run,
@@ -255,18 +255,18 @@ def test_a_store_of_links_is_repaired_where_they_lead(rmqctl: Run, tiny: Tiny,
         data = bytearray((tiny.root / name).read_bytes())
         data[at + 7] ^= 1
         (tiny.root / name).write_bytes(data)
-    disks = [snapshot.take(one) for one in sorted(tmp_path.glob("disk*"))]
+    disks = [snapshot.take(path) for path in sorted(tmp_path.glob("disk*"))]
     # The links are the store's word: it takes the user's.
     for words in ((), ("--apply", "--yes")):
         refused = rmqctl("recover", tiny.root, *words, *JSON).expect(6)
         assert f"--write-outside {tmp_path / 'disk'}" in refused.err
-    for was, one in zip(disks, sorted(tmp_path.glob("disk*")), strict=True):
-        assert not was.differences(snapshot.take(one))
-    named = [word for one in tmp_path.glob("disk*")
-             for word in ("--write-outside", str(one / "inner"))]
+    for was, path in zip(disks, sorted(tmp_path.glob("disk*")), strict=True):
+        assert not was.differences(snapshot.take(path))
+    named = [word for file in tmp_path.glob("disk*")
+             for word in ("--write-outside", str(file / "inner"))]
     there_and_back(rmqctl, tiny.root, outside=tuple(named))
-    for was, one in zip(disks, sorted(tmp_path.glob("disk*")), strict=True):
-        assert not was.differences(snapshot.take(one))
+    for was, path in zip(disks, sorted(tmp_path.glob("disk*")), strict=True):
+        assert not was.differences(snapshot.take(path))
     assert (tiny.root / "commitlog").is_symlink()
 
 
@@ -276,10 +276,10 @@ def test_a_file_with_further_names_is_mentioned(rmqctl: Run, tiny: Tiny, tmp_pat
     start = tiny.messages[1].start
     data[start + 88:start + 96] = b"\xff" * 8
     path.write_bytes(data)
-    assert not any("hard links" in one for one in rmqctl(
+    assert not any("hard links" in note for note in rmqctl(
         "recover", tiny.root, *JSON).recovered()["notes"])
     os.link(path, tmp_path / "backup")
-    assert any("hard links" in one for one in rmqctl(
+    assert any("hard links" in note for note in rmqctl(
         "recover", tiny.root, *JSON).recovered()["notes"])
 
 
@@ -289,8 +289,8 @@ def test_a_file_with_further_names_is_mentioned(rmqctl: Run, tiny: Tiny, tmp_pat
 @pytest.mark.long
 @pytest.mark.parametrize("time", [1 << 62, -(1 << 62), 1 << 55, 253_402_300_799_999])
 def test_store_times_that_no_calendar_has(rmqctl: Run, tiny: Tiny, time: int) -> None:
-    made = tiny.messages[0]
-    raw = message.build(replace(made.record, store_timestamp=time))
+    stored_message = tiny.messages[0]
+    raw = message.build(replace(stored_message.record, store_timestamp=time))
     path = tiny.root / LOG_FILES[0]
     path.write_bytes(raw + path.read_bytes()[len(raw):])
     (tiny.root / INDEX_FILE).unlink()
@@ -336,17 +336,17 @@ def test_every_damage_to_a_journal_is_a_sentence(rmqctl: Run, tiny: Tiny) -> Non
 def test_a_copy_of_a_store_leaves_the_homes_of_the_original_alone(tmp_path: Path) -> None:
     original, copy = tmp_path / "store", tmp_path / "copy"
     id = "20260101T000000Z-1"  # noqa: A001
-    made = []
+    homes = []
     for root in (original, copy):
         home = tmp_path / "disk/.rmqctl/repairs" / staging_dirs._staging_dir_name(str(root), id)
         home.mkdir(parents=True)
-        made.append(home)
+        homes.append(home)
     folder = copy / ".rmqctl/repairs" / id
     folder.mkdir(parents=True)
-    (folder / "homes.json").write_text(str([str(one) for one in made]).replace("'", '"'))
+    (folder / "homes.json").write_text(str([str(home) for home in homes]).replace("'", '"'))
     clear(str(copy), id)
-    assert made[0].is_dir()
-    assert not made[1].exists()
+    assert homes[0].is_dir()
+    assert not homes[1].exists()
 
 
 def test_foreign_links_are_refused_only_to_the_administrator(tmp_path: Path,
@@ -374,6 +374,7 @@ def test_folders_of_queues_change_nothing_in_the_log(rmqctl: Run, tiny: Tiny, ol
         shutil.copytree(queues / old, queues / new)
     else:
         (queues / old).rename(queues / new)
-    found = rmqctl("recover", tiny.root, *JSON).recovered()
-    assert not [one for one in found["actions"] if not one["target"].startswith("consumequeue")]
-    assert found["messages_lost"] == []
+    answer = rmqctl("recover", tiny.root, *JSON).recovered()
+    assert not [action for action in answer["actions"]
+                if not action["target"].startswith("consumequeue")]
+    assert answer["messages_lost"] == []

@@ -50,21 +50,21 @@ def judge(golden_copy, seed: int) -> None:
     with (Repair(str(root), "recover") as repair,
           Store.open(root, (), Sizes(None, UNIT_FILE, 100, 200)) as store,
           Scratch(repair.scratch_folder) as scratch):
-        made = preflight(store, version)
+        prediction = preflight(store, version)
         repair.apply(plan_broker(store, version, scratch, lambda: next(clock), given=SIZES,
-                                 prediction=made))
-    assert made.start_file is not None
-    assert made.truncate_to is not None
-    model.start(version == "5.3.3", made.recovery == "normal",
-                int(Path(made.start_file).name), made.truncate_to)
-    assert made.starts == (version == "4.9.3" or not any(
-        one.refuses for one in model.queues.values()))
-    if not made.starts:
+                                 prediction=prediction))
+    assert prediction.start_file is not None
+    assert prediction.truncate_to is not None
+    model.start(version == "5.3.3", prediction.recovery == "normal",
+                int(Path(prediction.start_file).name), prediction.truncate_to)
+    assert prediction.starts == (version == "4.9.3" or not any(
+        queue.refuses for queue in model.queues.values()))
+    if not prediction.starts:
         return
     for (topic, queue_id), queue in model.queues.items():
         folder = root / "consumequeue" / topic / str(queue_id)
         assert (units(folder) if folder.is_dir() else {}) == queue.files
-        assert made.table.get(f"{topic}-{queue_id}", 0) == queue.end
+        assert prediction.table.get(f"{topic}-{queue_id}", 0) == queue.end
 
 
 def harm(root: Path, rng: random.Random) -> None:
@@ -84,16 +84,16 @@ def harm(root: Path, rng: random.Random) -> None:
     else:
         path = rng.choice(sorted((root / "commitlog").iterdir())[-3:])
         data = bytearray(path.read_bytes())
-        found, at = [], 0
+        numbers, at = [], 0
         while at + 8 <= len(data):
             size, magic = struct.unpack_from(">iI", data, at)
             if magic not in (0xDAA320A7, 0xDAA320AB):
                 break
-            found.append(at)
+            numbers.append(at)
             at += size
-        if not found:
+        if not numbers:
             return
-        at = rng.choice(found)
+        at = rng.choice(numbers)
         struct.pack_into(">q", data, at + PLACE, rng.choice(
             (*WILD, int(path.name) + at + 1, rng.randrange(1 << 18))))
     path.write_bytes(data)

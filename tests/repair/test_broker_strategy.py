@@ -24,7 +24,7 @@ from tests.support.engine import load
 from tests.support.golden import GoldenSet, GoldenStore, all_sets, clean_stores
 from tests.support.share import sample
 
-DAMAGED = [each for each in all_sets() if each.is_damaged]
+DAMAGED = [golden_set for golden_set in all_sets() if golden_set.is_damaged]
 SIZES = {"index_slots": 100, "index_max": 200, "consumequeue_file_size": 440}
 """The configuration of all damage sets, for where no file is left to tell it."""
 OF_THE_PROCESS = ("abort.bak", "lock", "compaction")
@@ -43,13 +43,14 @@ def broker(tmp_path: Path) -> Made:
                       consumequeue_file=given.get("consumequeue_file_size"))
         with (Repair(str(root), "recover") as repair, Store.open(root, (), sizes) as store,
               Scratch(repair.scratch_folder) as scratch):
-            made = preflight(store, version)
+            prediction = preflight(store, version)
             plan = plan_broker(store, version, scratch, lambda: next(clock), given=given)
             repair.apply(plan)
-        assert [(one.action, one.target, one.reason, one.before, one.after)
-                for one in plan.actions] == [
-            (one.action, one.target, one.reason, one.before, one.after) for one in made.actions]
-        assert len(plan.messages_lost) == made.messages_lost
+        assert [(action.action, action.target, action.reason, action.before, action.after)
+                for action in plan.actions] == [
+            (action.action, action.target, action.reason, action.before, action.after)
+            for action in prediction.actions]
+        assert len(plan.messages_lost) == prediction.messages_lost
         return plan
 
     return run
@@ -57,31 +58,31 @@ def broker(tmp_path: Path) -> Made:
 
 def content(root: Path) -> dict[str, bytes]:
     """Files by relative path; index files, whose names are the time, by their order."""
-    found: dict[str, bytes] = {}
+    data: dict[str, bytes] = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
         if path.is_file() and not name.startswith((".rmqctl", *OF_THE_PROCESS)):
             if name.startswith("index/"):
-                name = f"index/{sum(one.startswith('index/') for one in found)}"
-            found[name] = path.read_bytes()
-    return found
+                name = f"index/{sum(text.startswith('index/') for text in data)}"
+            data[name] = path.read_bytes()
+    return data
 
 
-@pytest.mark.parametrize("each", sample(DAMAGED, 16, "left by a broker"),
-                         ids=lambda one: one.id)
-def test_it_leaves_what_the_engine_left(golden, golden_copy, broker: Made, each: GoldenSet):
-    root, after = golden_copy(f"{each.id}/before"), golden(f"{each.id}/after")
-    plan = broker(root, each.version)
+@pytest.mark.parametrize("golden_store", sample(DAMAGED, 16, "left by a broker"),
+                         ids=lambda golden_store: golden_store.id)
+def test_it_leaves_what_the_engine_left(golden, golden_copy, broker: Made, golden_store: GoldenSet):
+    root, after = golden_copy(f"{golden_store.id}/before"), golden(f"{golden_store.id}/after")
+    plan = broker(root, golden_store.version)
     assert content(root) == content(after)
     if plan.notes and "does not start" in plan.notes[-1]:
         assert plan.empty
         return
     # The engine's own answers, through the readers of the package.
-    expect = load(golden(each.id) / "expect.json")
+    expect = load(golden(golden_store.id) / "expect.json")
     for queue in expect.queues:
         assert subject.min_max(root, expect, queue.topic, queue.queue_id) == (queue.min, queue.max)
         assert plan.topic_queue_table.get(f"{queue.topic}-{queue.queue_id}", 0) == queue.max
-    again = broker(root, each.version)
+    again = broker(root, golden_store.version)
     assert again.empty, again.steps
 
 
@@ -101,17 +102,18 @@ def test_a_sound_store_changes_in_nothing_but_the_checkpoint(golden_copy, broker
     assert after == before
 
 
-REBUILT = [each for each in clean_stores() if each.kind in {
+REBUILT = [golden_store for golden_store in clean_stores() if golden_store.kind in {
     "basic", "batch", "batchcq", "ipv6", "lmq", "transaction", "v2topic", "appendcrc", "multipath"}]
 """Without cqext: filter bit maps are not in the log."""
 
 
-@pytest.mark.parametrize("each", REBUILT, ids=lambda one: one.id)
-def test_without_anything_but_the_log_a_broker_makes_all_again(golden_copy, each: GoldenStore):
+@pytest.mark.parametrize("golden_store", REBUILT, ids=lambda golden_store: golden_store.id)
+def test_without_anything_but_the_log_a_broker_makes_all_again(golden_copy,
+                                                               golden_store: GoldenStore):
     """Consumequeues, index and checkpoint gone, abort there: the documented way to a rebuild."""
-    root = golden_copy(each.id)
+    root = golden_copy(golden_store.id)
     old = content(root)
-    with Store.open(root, each.commitlog_dirs) as store:
+    with Store.open(root, golden_store.commitlog_dirs) as store:
         settings = configured(store, {}).settings
         batch = {topic for topic, _ in store.batch_queues}
     given = {name: getattr(settings, name) for name in (
@@ -129,11 +131,12 @@ def test_without_anything_but_the_log_a_broker_makes_all_again(golden_copy, each
     clock = itertools.count(1_800_000_000_000, 7)
     sizes = Sizes(None, given["consumequeue_file_size"], given["index_slots"], given["index_max"])
     with (Repair(str(root), "recover") as repair,
-          Store.open(root, each.commitlog_dirs, sizes) as store,
+          Store.open(root, golden_store.commitlog_dirs, sizes) as store,
           Scratch(repair.scratch_folder) as scratch):
-        made = preflight(store, each.version)
-        assert made.harmless, made.as_dict()
-        repair.apply(plan_broker(store, each.version, scratch, lambda: next(clock), given=given))
+        prediction = preflight(store, golden_store.version)
+        assert prediction.harmless, prediction.as_dict()
+        repair.apply(plan_broker(store, golden_store.version, scratch, lambda: next(clock),
+                                 given=given))
     new = content(root)
     for name in ("checkpoint", "config/topics.json"):
         old.pop(name, None)
@@ -197,24 +200,24 @@ def test_what_was_said_of_the_queues_is_what_comes_out(golden_copy, broker: Made
     for _ in range(rng.randrange(1, 4)):
         _harm(root, rng)
     with Store.open(root, (), Sizes(None, 440, 100, 200)) as store:
-        made = preflight(store, version)
+        prediction = preflight(store, version)
     plan = broker(root, version)
-    if not made.starts:
+    if not prediction.starts:
         assert plan.empty
         return
     with Store.open(root, (), Sizes(None, 440, 100, 200)) as store:
         after = preflight(store, version)
     assert after.recovery == "normal"
-    if after.truncate_to != made.truncate_to:
+    if after.truncate_to != prediction.truncate_to:
         # The next start may begin with an earlier file, and meet other damage.
         assert version == "4.9.3"
-        assert (after.start_file or "") < (made.start_file or "")
+        assert (after.start_file or "") < (prediction.start_file or "")
         return
-    if any("wrong queue offset" in one.reason for one in made.actions):
+    if any("wrong queue offset" in action.reason for action in prediction.actions):
         return  # what lies behind misplaced rows passes for rows at the next start
-    ends = {key: end for key, end in made.table.items() if end}
+    ends = {key: end for key, end in prediction.table.items() if end}
     assert {key: end for key, end in after.table.items() if end} == ends
-    assert after.unreachable_by_topic == made.unreachable_by_topic
+    assert after.unreachable_by_topic == prediction.unreachable_by_topic
 
 
 def _harm(root: Path, rng: random.Random) -> None:

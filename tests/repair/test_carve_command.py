@@ -22,8 +22,8 @@ from tests.support.stored import log_bytes
 
 NAME = f"{0:020d}"
 SMALL = ("--index-slots", "100", "--index-max", "400", "-q")
-HEALTHY = [each for each in golden_stores()
-           if each.state == "store" and each.kind not in ("tiered", "multipath")]
+HEALTHY = [golden_store for golden_store in golden_stores()
+           if golden_store.state == "store" and golden_store.kind not in ("tiered", "multipath")]
 
 
 def written(rmqctl: Runner, root: Path) -> list[dict[str, object]]:
@@ -38,13 +38,13 @@ def test_rows_are_message_objects_with_their_source(rmqctl: Runner, golden: Gold
     root = golden("5.3.3/basic/store")
     read = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
     with snapshot.assert_unchanged(root):
-        found = rmqctl("carve", root, "-o", "jsonl").expect(0).jsonl()
-    for row in found:
+        rows = rmqctl("carve", root, "-o", "jsonl").expect(0).jsonl()
+    for row in rows:
         place = row.pop("source"), row.pop("source_offset"), row.pop("placement")
         at = row["physical_offset"] % 65536
         path = root / "commitlog" / f"{row['physical_offset'] - at:020d}"
         assert place == (str(path), at, "in-place")
-    assert found == read
+    assert rows == read
 
 
 def test_filters(rmqctl: Runner, golden: GoldenFolder) -> None:
@@ -53,14 +53,14 @@ def test_filters(rmqctl: Runner, golden: GoldenFolder) -> None:
     topic, time = rows[40]["topic"], rows[300]["store_timestamp"]
     for options, kept in (
         (["--topic", topic, "--queue", "1"],
-         lambda one: (one["topic"], one["queue_id"]) == (topic, 1)),
-        (["--since", str(time)], lambda one: one["store_timestamp"] >= time),
-        (["--until", str(time)], lambda one: one["store_timestamp"] <= time),
-        (["--where", "body_crc>1000000000"], lambda one: one["body_crc"] > 1_000_000_000),
-        (["--tag", rows[1]["tags"]], lambda one: one["tags"] == rows[1]["tags"]),
+         lambda queue: (queue["topic"], queue["queue_id"]) == (topic, 1)),
+        (["--since", str(time)], lambda message: message["store_timestamp"] >= time),
+        (["--until", str(time)], lambda message: message["store_timestamp"] <= time),
+        (["--where", "body_crc>1000000000"], lambda message: message["body_crc"] > 1_000_000_000),
+        (["--tag", rows[1]["tags"]], lambda message: message["tags"] == rows[1]["tags"]),
     ):
-        found = rmqctl("carve", root, "-o", "jsonl", *options).expect(0).jsonl()
-        assert found == [one for one in rows if kept(one)] != []
+        entries = rmqctl("carve", root, "-o", "jsonl", *options).expect(0).jsonl()
+        assert entries == [row for row in rows if kept(row)] != []
     rmqctl("carve", root, "--topic", "nowhere").expect(1)
 
 
@@ -72,24 +72,24 @@ def test_what_else_there_is_can_be_asked_for(rmqctl: Runner, tmp_path: Path) -> 
     broken[len(data) + 89] ^= 1
     path, twice = saved(tmp_path, bytes(broken), NAME), saved(tmp_path, log(2), "twice")
     plain = rmqctl("carve", path, twice, "-o", "jsonl").expect(1)
-    assert [one["placement"] for one in plain.jsonl()] == ["in-place"] * 50 + ["misplaced"] * 9
+    assert [row["placement"] for row in plain.jsonl()] == ["in-place"] * 50 + ["misplaced"] * 9
     assert "--damaged" in plain.err
     assert "--embedded" in plain.err
     assert "2 duplicates" in plain.err
     rows = rmqctl("carve", path, twice, "-o", "jsonl", "--embedded", "--damaged",
                   "--duplicates").expect(1).jsonl()
-    more = [(one["placement"], one["crc_ok"], one["duplicate"]) for one in rows]
+    more = [(row["placement"], row["crc_ok"], row["duplicate"]) for row in rows]
     assert more.count(("embedded-in-damage", True, False)) == 1
     assert more.count(("damaged", False, False)) == 1
-    assert sum(one[2] for one in more) == 2
+    assert sum(item[2] for item in more) == 2
     assert len(rows) == 63
 
 
 def test_summary(rmqctl: Runner, tmp_path: Path) -> None:
     path = saved(tmp_path, log(20) + b"rest", NAME)
-    found = rmqctl("carve", path, "--summary", "-o", "json").expect(1).json()
-    assert (found["messages"], found["in_place"], found["breaks"]) == (20, 20, 1)
-    assert found["bytes_read"] == path.stat().st_size
+    answer = rmqctl("carve", path, "--summary", "-o", "json").expect(1).json()
+    assert (answer["messages"], answer["in_place"], answer["breaks"]) == (20, 20, 1)
+    assert answer["bytes_read"] == path.stat().st_size
 
 
 @pytest.mark.parametrize("content", [b"", bytes(100_000), random.Random(92).randbytes(100_000)],
@@ -131,7 +131,7 @@ def test_unreadable_places_lead_to_5(rmqctl: Runner, tmp_path: Path,
 # -- new stores -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("store", HEALTHY, ids=lambda each: each.id)
+@pytest.mark.parametrize("store", HEALTHY, ids=lambda golden_store: golden_store.id)
 def test_a_whole_log_becomes_the_same_log(store: GoldenStore, rmqctl: Runner,
                                           golden: GoldenFolder, tmp_path: Path) -> None:
     root, new = golden(store.id), tmp_path / "new"
@@ -139,7 +139,7 @@ def test_a_whole_log_becomes_the_same_log(store: GoldenStore, rmqctl: Runner,
                       "--broker-version", store.version).expect(0).json()
     assert (document["refused"], document["queue_offsets_renumbered"]) == (0, 0)
     assert document["written"] == document["physical_offsets_kept"] == document["messages"] > 0
-    before, after = (log_bytes(one, ("commitlog",)) for one in (root, new))
+    before, after = (log_bytes(item, ("commitlog",)) for item in (root, new))
     for base, data in after.items():
         assert data == before[base]
     rmqctl("verify", new, "-o", "json").expect(0)
@@ -152,11 +152,11 @@ def test_messages_keep_their_places_after_a_loss(rmqctl: Runner, golden_copy: Go
     with (root / "commitlog" / f"{65536:020d}").open("r+b") as file:
         file.seek(20_000)
         file.write(bytes(9000))
-    found = carve(root).messages
+    messages = carve(root).messages
     document = rmqctl("carve", root, "--out", new, "-o", "json", *SMALL).expect(1).json()
-    assert document["written"] == len(found) < 600
+    assert document["written"] == len(messages) < 600
     assert document["queue_offsets_renumbered"] == 0
-    assert document["physical_offsets_kept"] == len(found)
+    assert document["physical_offsets_kept"] == len(messages)
     rmqctl("verify", new).expect(0)
     place = ("physical_offset", "topic", "queue_id", "queue_offset", "body")
     rows = {tuple(row[name] for name in place): row for row in written(rmqctl, new)}
@@ -180,8 +180,8 @@ def test_the_order_of_the_log_not_of_the_pieces(rmqctl: Runner, tmp_path: Path) 
     image = saved(tmp_path, data[cut:] + b"noise" * 100 + data[:cut])
     rmqctl("carve", image, "--out", new, "-o", "json", *SMALL).expect(1)
     rows = written(rmqctl, new)
-    assert [one["queue_offset"] for one in rows] == list(range(600))
-    assert [one["physical_offset"] for one in rows] == [at for at, _ in places(data)]
+    assert [message["queue_offset"] for message in rows] == list(range(600))
+    assert [message["physical_offset"] for message in rows] == [at for at, _ in places(data)]
 
 
 def test_one_broker_after_the_other(tmp_path: Path) -> None:
@@ -195,15 +195,15 @@ def test_one_broker_after_the_other(tmp_path: Path) -> None:
     order = Order(run=7)
     raw = path.read_bytes()
     with Carving(list(inputs([str(path)], lambda *_: None)), CarveOptions()) as carving:
-        for found in carving.pages():
-            order.add(found)
+        for page in carving.pages():
+            order.add(page)
         assert (len(order), order.size) == (40, len(raw))
         logs = order.logs(lambda: Bridge(1 << 20, 1 << 20))
         placed = [place for log in logs for place in log.ordered()]
     assert all(keeps for _, keeps in placed)
     assert [len(log.places) for log in logs] == [20, 20]
     records = [decode(raw, place[4]) for place, _ in placed]
-    assert [(one.store_host[0][-1], one.physical_offset) for one in records] == [
+    assert [(record.store_host[0][-1], record.physical_offset) for record in records] == [
         (store, 1000 * number) for store in (2, 1) for number in range(20)]
 
 
@@ -222,10 +222,10 @@ def test_all_intact_messages_are_written_unless_misplaced_ones_are_refused(
 def test_an_image_with_a_log_out_of_order_is_no_damage(rmqctl: Runner, tmp_path: Path) -> None:
     """A file system lays the files of a log down in any order."""
     parts = [log(30, base=base, seed=b"%d" % base) for base in (3 << 16, 1 << 16, 2 << 16)]
-    image = bytes(4096) + b"".join(one + bytes(-len(one) % 8192) for one in parts)
+    image = bytes(4096) + b"".join(part + bytes(-len(part) % 8192) for part in parts)
     path = saved(tmp_path, image, "disk.img")
-    found = rmqctl("carve", path, "--summary", "-o", "json").expect(0).json()
-    assert (found["messages"], found["in_place"]) == (90, 90)
+    answer = rmqctl("carve", path, "--summary", "-o", "json").expect(0).json()
+    assert (answer["messages"], answer["in_place"]) == (90, 90)
     report = rmqctl("carve", path, "--out", tmp_path / "new", "-o", "json", *SMALL).expect(0)
     assert report.json()["physical_offsets_kept"] == report.json()["written"] == 90
 

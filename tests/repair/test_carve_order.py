@@ -31,7 +31,7 @@ SMALL = ("--index-slots", "100", "--index-max", "400", "-qq", "-o", "json")
 def a_log(*, store: int = 1, time: int = 100, files: int = FILES, base: int = 0, size: int = SIZE,
           words: int = 40) -> list[bytes]:
     """The files of a log of one queue, the last with unused space."""
-    made, number = [], 0
+    values, number = [], 0
     for file in range(files):
         data = b""
         while len(data) < (size - 1000 if file < files - 1 else size // 2):
@@ -40,8 +40,8 @@ def a_log(*, store: int = 1, time: int = 100, files: int = FILES, base: int = 0,
             number += 1
         if file < files - 1:
             data += struct.pack(">iI", size - len(data), MAGIC_BLANK)
-        made.append(data + bytes(size - len(data)))
-    return made
+        values.append(data + bytes(size - len(data)))
+    return values
 
 
 def rebuilt(rmqctl: Runner, source: Path, *options: str, code: int = 0) -> dict[str, Any]:
@@ -86,14 +86,14 @@ def test_fragments_of_a_log(seed: int, rmqctl: Runner, tmp_path: Path) -> None:
     blocks = [data[start:end] for start, end in pairwise(cuts)]
     random.Random(seed).shuffle(blocks)
     image = saved(tmp_path, b"".join(blocks))
-    found = carve(image)
+    carved = carve(image)
     intact = [base + at for base in range(0, len(data), SIZE)
               for at, size in places(data[base:base + SIZE])
               if not any(base + at < cut < base + at + size for cut in cuts)]
-    assert found.tally.misplaced == 0
-    assert found.tally.messages >= len(intact)
+    assert carved.tally.misplaced == 0
+    assert carved.tally.messages >= len(intact)
     document = rebuilt(rmqctl, image, code=1)
-    assert document["physical_offsets_kept"] == document["written"] == found.tally.messages
+    assert document["physical_offsets_kept"] == document["written"] == carved.tally.messages
 
 
 FOREIGN = {"nothing": b"", "zeros": bytes(1 << 15), "text": b"a line of another file\n" * 1500}
@@ -111,10 +111,10 @@ def test_a_fragmented_file_system(block: int, foreign: str, golden: GoldenFolder
     rng = random.Random(block)
     rng.shuffle(blocks)
     image = b"".join(data + FOREIGN[foreign][:rng.randrange(8) * 4096] for data in blocks)
-    found = carve(saved(tmp_path, image))
-    assert found.tally.misplaced == found.tally.embedded == 0
-    assert found.tally.messages >= intact > 500
-    assert found.tally.in_place > 0.8 * intact
+    carved = carve(saved(tmp_path, image))
+    assert carved.tally.misplaced == carved.tally.embedded == 0
+    assert carved.tally.messages >= intact > 500
+    assert carved.tally.in_place > 0.8 * intact
 
 
 def test_fragments_with_equal_shifts(tmp_path: Path) -> None:
@@ -122,8 +122,8 @@ def test_fragments_with_equal_shifts(tmp_path: Path) -> None:
     data = b"".join(a_log())
     blocks = [data[at:at + 4096] for at in range(0, len(data), 4096)]
     blocks[2:4], blocks[7:9] = blocks[7:9], blocks[2:4]
-    found = carve(saved(tmp_path, b"".join(blocks)))
-    assert found.tally.misplaced == 0
+    carved = carve(saved(tmp_path, b"".join(blocks)))
+    assert carved.tally.misplaced == 0
 
 
 def test_records_in_a_body_are_no_fragment(tmp_path: Path) -> None:
@@ -134,24 +134,24 @@ def test_records_in_a_body_are_no_fragment(tmp_path: Path) -> None:
     carrier = record((32 << 10) + start, body)
     after = record((32 << 10) + start + len(carrier), b"the log goes on")
     log = files[0] + files[1][:start] + b"\x55" * 60 + carrier[60:] + after
-    found = carve(saved(tmp_path, log))
-    forged = {one.placement for one in found.messages if one.record.body == b"forged"}
+    carved = carve(saved(tmp_path, log))
+    forged = {message.placement for message in carved.messages if message.record.body == b"forged"}
     assert forged
     assert IN_PLACE not in forged
 
 
 def test_two_stores_in_one_image(rmqctl: Runner, tmp_path: Path) -> None:
     """Each becomes a store, the older one first."""
-    one, other = a_log(store=1, time=100), a_log(store=2, time=5000)
-    image = saved(tmp_path, b"".join([other[2], one[3], one[0], other[0], other[3], one[2],
-                                      other[1], one[1]]))
+    first, other = a_log(store=1, time=100), a_log(store=2, time=5000)
+    image = saved(tmp_path, b"".join([other[2], first[3], first[0], other[0], other[3], first[2],
+                                      other[1], first[1]]))
     document = rebuilt(rmqctl, image)
-    count = sum(len(places(file)) for file in one)
+    count = sum(len(places(file)) for file in first)
     assert document["in_place"] == document["written"] == 2 * count
     assert document["physical_offsets_kept"] == 2 * count
     assert document["queue_offsets_renumbered"] == document["fillers"] == 0
     assert [log["written"] for log in document["logs"]] == [count, count]
-    for name, files in (("1", one), ("2", other)):
+    for name, files in (("1", first), ("2", other)):
         assert b"".join(log_bytes(tmp_path / "new" / name, ("commitlog",)).values()) == (
             b"".join(files))
 
@@ -167,7 +167,7 @@ def test_copies_beside_the_log_make_no_other_log(name: str, order: int, code: in
                                      for data in map(Path.read_bytes, files)))
     size = (root / "commitlog" / f"{0:020d}").stat().st_size
     document = rebuilt(rmqctl, image, "--commitlog-file-size", str(size), code=code)
-    before, after = (log_bytes(one, ("commitlog",)) for one in (root, tmp_path / "new"))
+    before, after = (log_bytes(item, ("commitlog",)) for item in (root, tmp_path / "new"))
     assert {base: before[base] for base in after} == after
     assert "logs" not in document
     assert document["copies"] > 40
@@ -189,15 +189,16 @@ def test_an_older_log_of_the_same_broker(rmqctl: Runner, tmp_path: Path) -> None
                     for time, words in ((100, 40), (90_000, 33)))
     count = len(places(older)) + len(places(older[size:]))
     for image in (older + newer, older[size:] + newer + older[:size]):
-        found = carve(saved(tmp_path, image))
-        in_place = [one.record for one in found.messages if one.placement == "in-place"]
-        ends = sorted((one.physical_offset, one.physical_offset + one.total_size)
-                      for one in in_place)
+        carved = carve(saved(tmp_path, image))
+        in_place = [message.record for message in carved.messages
+                    if message.placement == "in-place"]
+        ends = sorted((record.physical_offset, record.physical_offset + record.total_size)
+                      for record in in_place)
         assert all(end <= start for (_, end), (start, _) in pairwise(ends))
         assert len(in_place) >= count
-        assert found.tally.misplaced + len(in_place) == found.tally.messages
+        assert carved.tally.misplaced + len(in_place) == carved.tally.messages
         document = rebuilt(rmqctl, tmp_path / "image")
-        assert document["written"] == document["physical_offsets_kept"] == found.tally.messages
+        assert document["written"] == document["physical_offsets_kept"] == carved.tally.messages
         assert len(document["logs"]) == 2
         assert "same physical offsets" in document["logs"][1]["reason"]
         for log in document["logs"]:
@@ -212,15 +213,15 @@ def test_the_files_of_a_dledger_log(order: tuple[int, ...], tmp_path: Path) -> N
     """A mark ends each, an entry's head is before each record, the last has unused space."""
     count = len(members.write(tmp_path / "node", members.bodies(50, length=200)))
     files = [path.read_bytes() for path in sorted((tmp_path / "node/dledger-n0/data").iterdir())]
-    found = carve(saved(tmp_path, b"".join(files[number] for number in order)))
+    carved = carve(saved(tmp_path, b"".join(files[number] for number in order)))
     assert len(files) == len(order)
-    assert found.tally.in_place == found.tally.messages == count
+    assert carved.tally.in_place == carved.tally.messages == count
 
 
 def test_two_stores_with_places_of_their_own(rmqctl: Runner, tmp_path: Path) -> None:
     """Nothing shows that the other store host is the same broker."""
-    one, other = a_log(), a_log(store=2, time=5000, base=20 * SIZE)
-    document = rebuilt(rmqctl, saved(tmp_path, b"".join(other[::-1] + one[::-1])))
+    first, other = a_log(), a_log(store=2, time=5000, base=20 * SIZE)
+    document = rebuilt(rmqctl, saved(tmp_path, b"".join(other[::-1] + first[::-1])))
     assert document["physical_offsets_kept"] == document["written"] == document["in_place"]
     assert document["fillers"] == 0
     assert [log["reason"] for log in document["logs"]] == [None, "another store host"]
@@ -257,9 +258,9 @@ def test_what_contradicts_is_misplaced(rmqctl: Runner, tmp_path: Path) -> None:
     alien = record(90 * SIZE, b"in the middle of a log", time=8)
     cut, size = places(files[2])[30]
     interrupted = files[2][:cut] + alien + files[2][cut + len(alien):]
-    found = carve(saved(tmp_path, files[3] + files[1] + interrupted + second + files[0]))
-    assert found.offsets(MISPLACED) == [2 * SIZE + cut, 3 * SIZE]
-    assert found.tally.doubtful == 0 or size > len(alien)
+    carved = carve(saved(tmp_path, files[3] + files[1] + interrupted + second + files[0]))
+    assert carved.offsets(MISPLACED) == [2 * SIZE + cut, 3 * SIZE]
+    assert carved.tally.doubtful == 0 or size > len(alien)
     document = rebuilt(rmqctl, tmp_path / "image", code=1)
     assert document["physical_offsets_kept"] == document["written"]
     assert [log["written"] for log in document["logs"]] == [document["written"] - 2, 2]
@@ -274,10 +275,11 @@ def test_the_body_of_a_record_without_a_head_is_no_fragment(tmp_path: Path) -> N
     carrier = record(3 * SIZE + len(files[3].rstrip(b"\0")), b"look: " + body + b"that was it")
     log = files[0] + files[3].rstrip(b"\0")
     for gone in (60, 100):
-        found = carve(saved(tmp_path, log + b"\x55" * gone + carrier[gone:]))
-        forged = {one.placement for one in found.messages if one.record.body == b"forged"}
+        carved = carve(saved(tmp_path, log + b"\x55" * gone + carrier[gone:]))
+        forged = {message.placement for message in carved.messages
+                  if message.record.body == b"forged"}
         assert forged == {DOUBTFUL}
-        assert found.tally.in_place == len(places(files[0])) + len(places(files[3]))
+        assert carved.tally.in_place == len(places(files[0])) + len(places(files[3]))
 
 
 def test_fillers_of_a_sealed_log_are_sealed(rmqctl: Runner, golden: GoldenFolder,

@@ -31,14 +31,14 @@ class Counting(BytesSource):
     taken = 0
 
     def read(self, position: int, length: int) -> bytes:
-        found = super().read(position, length)
-        self.taken += len(found)
-        return found
+        content = super().read(position, length)
+        self.taken += len(content)
+        return content
 
     def read_into(self, buffer: memoryview, position: int) -> int:
-        found = super().read_into(buffer, position)
-        self.taken += found
-        return found
+        content = super().read_into(buffer, position)
+        self.taken += content
+        return content
 
 
 # -- checksums --------------------------------------------------------------------------------
@@ -92,16 +92,16 @@ def test_endless_heads_are_not_quadratic(size: int) -> None:
 @pytest.mark.parametrize("held", [1, 50, 1 << 20])
 def test_seen(held: int, seed: int) -> None:
     dice = random.Random(seed)
-    seen, known = RecordSet(held), set()
+    seen, entries = RecordSet(held), set()
     for _ in range(200):
         rows = [(dice.randrange(300), dice.randrange(5)) for _ in range(dice.randrange(1, 20))]
         expected = []
         for row in rows:
-            expected.append(row in known)
-            known.add(row)
+            expected.append(row in entries)
+            entries.add(row)
         physical, rest = (np.array(column) for column in zip(*rows, strict=True))
         assert seen.take(physical, rest.astype(np.uint64)).tolist() == expected
-    assert seen.count == len(known)
+    assert seen.count == len(entries)
 
 
 def test_many_records_that_claim_one_place() -> None:
@@ -123,9 +123,9 @@ def test_spool(count: int) -> None:
         spool.add(3, part["position"], part["position"] * 2, 100)
     assert len(spool) == count
     for _ in range(2):
-        found = np.concatenate([rows[:0], *spool.chunks(999)])
-        assert found["position"].tolist() == list(range(count))
-        assert (found["physical"] == 2 * found["position"]).all()
+        array = np.concatenate([rows[:0], *spool.chunks(999)])
+        assert array["position"].tolist() == list(range(count))
+        assert (array["physical"] == 2 * array["position"]).all()
     spool.add(0, 77, 78, 79)
     assert [*spool.chunks()][-1]["position"][-1] == 77
     spool.close()
@@ -178,19 +178,19 @@ def test_what_the_disk_cannot_deliver_is_skipped(tmp_path: Path,
     data = log(400)
     path = saved(tmp_path, data, NAME)
     failing(monkeypatch, 20_480, 20_992)
-    found = carve(path)
+    carved = carve(path)
     expected = [at for at, size in places(data) if at + size <= 20_480 or at >= 24_576]
     # What is behind may lie in the body of the one that cannot be read: the log is that short.
-    assert found.offsets(IN_PLACE) + found.offsets(DOUBTFUL) == expected
-    assert found.tally.unreadable_bytes == sources.SECTOR
-    assert found.said == [f"{path}: 4096 bytes at 20480 cannot be read; the rest was read"]
+    assert carved.offsets(IN_PLACE) + carved.offsets(DOUBTFUL) == expected
+    assert carved.tally.unreadable_bytes == sources.SECTOR
+    assert carved.said == [f"{path}: 4096 bytes at 20480 cannot be read; the rest was read"]
 
 
 def test_other_errors_end_the_source_not_the_run(tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = saved(tmp_path, log(100), "one"), saved(tmp_path, log(50, base=1 << 20), "two")
+    first, other = saved(tmp_path, log(100), "one"), saved(tmp_path, log(50, base=1 << 20), "two")
     real = os.preadv
-    bad = os.stat(one).st_ino
+    bad = os.stat(first).st_ino
 
     def preadv(fd: int, buffers: list[memoryview], position: int) -> int:
         if os.fstat(fd).st_ino == bad:
@@ -198,10 +198,10 @@ def test_other_errors_end_the_source_not_the_run(tmp_path: Path,
         return real(fd, buffers, position)
 
     monkeypatch.setattr(os, "preadv", preadv)
-    found = carve(one, other)
-    assert (found.tally.in_place, found.tally.unreadable_sources) == (50, 1)
+    carved = carve(first, other)
+    assert (carved.tally.in_place, carved.tally.unreadable_sources) == (50, 1)
     with pytest.raises(StoreIOError, match="stale"):
-        carve(one)
+        carve(first)
 
 
 def test_folders_links_and_names_for_the_same_file(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_folders_links_and_names_for_the_same_file(tmp_path: Path) -> None:
     os.link(path, tmp_path / "a" / "again")
     (tmp_path / "a" / "link").symlink_to(path)
     os.mkfifo(tmp_path / "a" / "pipe")
-    found = carve(tmp_path / "a", path)
-    assert (found.tally.sources, found.tally.in_place, found.tally.duplicates) == (1, 5, 0)
-    assert sorted(one.rpartition("/")[2] for one in found.said) == [
+    carved = carve(tmp_path / "a", path)
+    assert (carved.tally.sources, carved.tally.in_place, carved.tally.duplicates) == (1, 5, 0)
+    assert sorted(line.rpartition("/")[2] for line in carved.said) == [
         "link: not a regular file", "pipe: not a regular file"]
     with pytest.raises(StoreIOError, match="not a regular file or block device"):
         carve(tmp_path / "a" / "pipe")
@@ -228,37 +228,38 @@ def test_holes_are_skipped(tmp_path: Path) -> None:
         file.seek(1 << 40)
         file.write(data)
         file.truncate(3 << 40)
-    found = carve(path)
-    assert found.offsets(IN_PLACE) == [(1 << 40) + at for at, _ in places(data)]
+    carved = carve(path)
+    assert carved.offsets(IN_PLACE) == [(1 << 40) + at for at, _ in places(data)]
 
 
 def test_the_same_log_twice(tmp_path: Path) -> None:
-    one, other = saved(tmp_path, log(80), "one"), saved(tmp_path, b"x" * 9 + log(80), "two")
-    found = carve(one, other)
-    assert (found.tally.messages, found.tally.duplicates, found.tally.given) == (80, 80, 80)
-    shown = carve(one, other, wanted=CarveOptions(duplicates=True))
-    assert Counter((Path(each.source).name, each.duplicate) for each in shown.messages) == {
-        ("one", False): 80, ("two", True): 80}
+    first, other = saved(tmp_path, log(80), "one"), saved(tmp_path, b"x" * 9 + log(80), "two")
+    carved = carve(first, other)
+    assert (carved.tally.messages, carved.tally.duplicates, carved.tally.given) == (80, 80, 80)
+    shown = carve(first, other, wanted=CarveOptions(duplicates=True))
+    assert Counter((Path(message.source).name, message.duplicate)
+                   for message in shown.messages) == {
+                       ("one", False): 80, ("two", True): 80}
 
 
 def test_a_message_in_place_counts_before_its_misplaced_copy(tmp_path: Path) -> None:
     data = log(300)
     at, size = places(data)[100]
     strayed = saved(tmp_path, log(200, base=1 << 30, seed=b"o") + data[at:at + size], "a")
-    found = carve(strayed, saved(tmp_path, data, "b"))
-    assert (found.tally.in_place, found.tally.misplaced, found.tally.duplicates) == (500, 0, 1)
+    carved = carve(strayed, saved(tmp_path, data, "b"))
+    assert (carved.tally.in_place, carved.tally.misplaced, carved.tally.duplicates) == (500, 0, 1)
 
 
 @pytest.mark.parametrize("other", [record(5, b"body", store=2), record(5, b"body", time=7),
                                    record(5, b"body", queue_offset=9)])
 def test_what_differs_is_no_duplicate(other: bytes, tmp_path: Path) -> None:
-    found = carve(saved(tmp_path, record(5, b"body") + other + record(5, b"body")))
-    assert (found.tally.messages, found.tally.duplicates) == (2, 1)
+    carved = carve(saved(tmp_path, record(5, b"body") + other + record(5, b"body")))
+    assert (carved.tally.messages, carved.tally.duplicates) == (2, 1)
 
 
 def test_hosts_are_compared_whatever_page_they_come_from(tmp_path: Path) -> None:
     """In place (columns) and kept for later (single records), IPv4 and IPv6."""
     data = log(300)
     alone = b"".join(b"noise" + data[at:at + size] for at, size in places(data)[:8])
-    found = carve(saved(tmp_path, data, NAME), saved(tmp_path, alone, "z"))
-    assert (found.tally.messages, found.tally.duplicates) == (300, 8)
+    carved = carve(saved(tmp_path, data, NAME), saved(tmp_path, alone, "z"))
+    assert (carved.tally.messages, carved.tally.duplicates) == (300, 8)

@@ -33,26 +33,26 @@ PAGE = 4096
 
 
 @pytest.mark.parametrize("store", sample(golden_stores(), 24, "carved logs"),
-                         ids=lambda each: each.id)
+                         ids=lambda golden_store: golden_store.id)
 def test_golden_logs(store: GoldenStore, golden: GoldenFolder, tmp_path: Path) -> None:
     """Every record that a plain walk meets is found in its place, named or in one image."""
     root = golden(store.id)
-    found, image = set(), b""
+    content, image = set(), b""
     for base, data in log_bytes(root, store.commitlog_dirs).items():
         for batch in Walk(BytesSource(data, base)):
-            found |= set(batch.offset[batch.crc_ok()].tolist())
+            content |= set(batch.offset[batch.crc_ok()].tolist())
         image += data
     folders = [root / folder for folder in store.commitlog_dirs]
     named = carve(*folders)
-    assert found <= {one.record.physical_offset for one in named.messages
-                     if one.placement == IN_PLACE}
-    assert all(one.record.physical_offset == one.offset + int(Path(one.source).name)
-               for one in named.messages if one.placement == IN_PLACE)
+    assert content <= {message.record.physical_offset for message in named.messages
+                       if message.placement == IN_PLACE}
+    assert all(message.record.physical_offset == message.offset + int(Path(message.source).name)
+               for message in named.messages if message.placement == IN_PLACE)
     if not store.set.is_damaged:
-        assert len(found) == named.tally.messages == named.tally.given
+        assert len(content) == named.tally.messages == named.tally.given
         assert not named.tally.is_damaged
     together = carve(saved(tmp_path, image))
-    assert found <= {one.record.physical_offset for one in together.messages}
+    assert content <= {message.record.physical_offset for message in together.messages}
 
 
 @pytest.mark.parametrize("name", [NAME, "image"])
@@ -60,9 +60,9 @@ def test_golden_logs(store: GoldenStore, golden: GoldenFolder, tmp_path: Path) -
                          ids=["nothing", "zeros", "magics", "noise"])
 def test_a_log_behind_anything(name: str, before: bytes, tmp_path: Path) -> None:
     data = log(300)
-    found = carve(saved(tmp_path, before + data + bytes(99), name))
-    assert found.offsets(IN_PLACE) == [len(before) + at for at, _ in places(data)]
-    assert found.tally.breaks == 0
+    carved = carve(saved(tmp_path, before + data + bytes(99), name))
+    assert carved.offsets(IN_PLACE) == [len(before) + at for at, _ in places(data)]
+    assert carved.tally.breaks == 0
 
 
 @pytest.mark.parametrize("chunk", [91, 100, 1000, 4099])
@@ -78,16 +78,16 @@ def test_large_records_across_windows(tmp_path: Path) -> None:
     data = b"".join(record(at, bytes([number]) * ((5 << 20) - 96))
                     for number, at in enumerate(range(0, 20 << 20, 5 << 20)))
     assert len(data) == 20 << 20
-    found = carve(saved(tmp_path, data))
-    assert found.offsets(IN_PLACE) == [0, 5 << 20, 10 << 20, 15 << 20]
+    carved = carve(saved(tmp_path, data))
+    assert carved.offsets(IN_PLACE) == [0, 5 << 20, 10 << 20, 15 << 20]
 
 
 def test_a_record_that_does_not_fit_its_log_is_misplaced(tmp_path: Path) -> None:
     data, alien = log(400), record(12345, b"from elsewhere")
     at = places(data)[200][0]
-    found = carve(saved(tmp_path, data[:at] + alien + log(200, base=at + len(alien)), NAME))
-    assert found.offsets(MISPLACED) == [at]
-    assert found.tally.in_place == 400
+    carved = carve(saved(tmp_path, data[:at] + alien + log(200, base=at + len(alien)), NAME))
+    assert carved.offsets(MISPLACED) == [at]
+    assert carved.tally.in_place == 400
 
 
 def test_swapped_pages(tmp_path: Path) -> None:
@@ -99,28 +99,28 @@ def test_swapped_pages(tmp_path: Path) -> None:
              for here in (5, 9) if here * PAGE <= at and at + size <= (here + 1) * PAGE}
     stayed = [at for at, size in whole
               if not any(at < (here + 1) * PAGE and here * PAGE < at + size for here in (5, 9))]
-    found = carve(saved(tmp_path, bytes(data), NAME))
-    assert sorted([*found.offsets(IN_PLACE), *found.offsets(DOUBTFUL)]) == stayed
-    assert moved <= set(found.offsets(MISPLACED))
+    carved = carve(saved(tmp_path, bytes(data), NAME))
+    assert sorted([*carved.offsets(IN_PLACE), *carved.offsets(DOUBTFUL)]) == stayed
+    assert moved <= set(carved.offsets(MISPLACED))
     # In an image these are fragments of the log in another order.
-    found = carve(saved(tmp_path, bytes(data)))
-    assert {*stayed, *moved} <= {*found.offsets(IN_PLACE), *found.offsets(DOUBTFUL)}
-    assert not found.offsets(MISPLACED)
+    carved = carve(saved(tmp_path, bytes(data)))
+    assert {*stayed, *moved} <= {*carved.offsets(IN_PLACE), *carved.offsets(DOUBTFUL)}
+    assert not carved.offsets(MISPLACED)
 
 
 def test_logs_one_behind_the_other(tmp_path: Path) -> None:
     """Each long stretch is a log of its own; a short one does not fit."""
-    one, other, short = log(500), log(500, base=1 << 33, seed=b"b"), log(3, base=7, seed=b"c")
-    found = carve(saved(tmp_path, one + other + short))
-    assert found.tally.in_place == 1000
-    assert found.offsets(MISPLACED) == [len(one) + len(other) + at for at, _ in places(short)]
+    first, other, short = log(500), log(500, base=1 << 33, seed=b"b"), log(3, base=7, seed=b"c")
+    carved = carve(saved(tmp_path, first + other + short))
+    assert carved.tally.in_place == 1000
+    assert carved.offsets(MISPLACED) == [len(first) + len(other) + at for at, _ in places(short)]
 
 
 def test_the_name_of_a_file_decides_what_is_in_place(tmp_path: Path) -> None:
     """A file used again: the new log first, then what is left of an old one."""
     new, old = log(300), log(500, base=1 << 33, seed=b"old")
-    found = carve(saved(tmp_path, new + old, NAME))
-    assert (found.tally.in_place, found.tally.misplaced) == (300, 500)
+    carved = carve(saved(tmp_path, new + old, NAME))
+    assert (carved.tally.in_place, carved.tally.misplaced) == (300, 500)
     renamed = carve(saved(tmp_path, old, NAME))
     assert (renamed.tally.in_place, renamed.tally.misplaced) == (500, 0)
 
@@ -129,17 +129,17 @@ def test_pieces_of_a_log_before_and_after_the_first_long_one(tmp_path: Path) -> 
     data = bytearray(log(600))
     for at, _ in (places(log(600))[5], places(log(600))[9]):
         data[at:at + 60] = bytes(60)
-    found = carve(saved(tmp_path, bytes(data)))
-    assert (found.tally.in_place + found.tally.doubtful, found.tally.misplaced) == (598, 0)
+    carved = carve(saved(tmp_path, bytes(data)))
+    assert (carved.tally.in_place + carved.tally.doubtful, carved.tally.misplaced) == (598, 0)
 
 
 def test_blanks_and_zeros_are_no_damage(tmp_path: Path) -> None:
     first = log(20)
     room = 16384 - len(first)
     data = first + struct.pack(">iI", room, MAGIC_BLANK) + b"x" * (room - 8) + log(20, base=16384)
-    found = carve(saved(tmp_path, data + bytes(5000), NAME))
-    assert found.tally.in_place == 40
-    assert not found.tally.is_damaged
+    carved = carve(saved(tmp_path, data + bytes(5000), NAME))
+    assert carved.tally.in_place == 40
+    assert not carved.tally.is_damaged
 
 
 @pytest.mark.parametrize("hole", [bytes(500), b"\x55" * 500], ids=["zeros", "garbage"])
@@ -147,9 +147,9 @@ def test_an_interrupted_log_is_damage(hole: bytes, tmp_path: Path) -> None:
     data = bytearray(log(400))
     at = places(log(400))[200][0]
     data[at:at + 500] = hole
-    found = carve(saved(tmp_path, bytes(data), NAME))
-    assert found.tally.breaks == 1
-    assert found.tally.is_damaged
+    carved = carve(saved(tmp_path, bytes(data), NAME))
+    assert carved.tally.breaks == 1
+    assert carved.tally.is_damaged
 
 
 # -- records in bodies ------------------------------------------------------------------------
@@ -186,9 +186,9 @@ def test_the_forged_run_lies_where_it_says() -> None:
 def test_nothing_in_an_intact_body_is_taken_for_a_record(what: str, name: str,
                                                          tmp_path: Path) -> None:
     data, _ = contained(embeddings()[what])
-    found = carve(saved(tmp_path, data, name), wanted=EVERYTHING)
-    assert found.offsets() == [at for at, _ in places(data)]
-    assert {one.placement for one in found.messages} == {IN_PLACE}
+    carved = carve(saved(tmp_path, data, name), wanted=EVERYTHING)
+    assert carved.offsets() == [at for at, _ in places(data)]
+    assert {message.placement for message in carved.messages} == {IN_PLACE}
 
 
 @pytest.mark.parametrize("name", [NAME, "image"])
@@ -205,16 +205,17 @@ def test_in_a_damaged_body_it_is_known_as_such(what: str, where: str, name: str,
              "sys_flag": 39}[where]
     broken[at + field] ^= 0x10
     path = saved(tmp_path, bytes(broken), name)
-    expected = [one for one, _ in places(data)]
-    found = carve(path)
-    assert set(found.offsets()) == set(expected) - ({at} if where != "physical_offset" else set())
+    expected = [place for place, _ in places(data)]
+    carved = carve(path)
+    assert set(carved.offsets()) == set(expected) - ({at} if where != "physical_offset" else set())
     if where == "physical_offset":  # its body is as it was: an intact record at a wrong place
-        assert found.offsets(MISPLACED) == [at]
+        assert carved.offsets(MISPLACED) == [at]
         return
     everything = carve(path, wanted=EVERYTHING)
-    inside = [one for one in everything.messages if one.placement == EMBEDDED]
+    inside = [message for message in everything.messages if message.placement == EMBEDDED]
     start = data.index(content, at)
-    assert sorted(one.offset for one in inside) == [start + one for one, _ in places(content)]
+    assert sorted(message.offset for message in inside) == [start + place
+                                                            for place, _ in places(content)]
     assert everything.offsets(DAMAGED) == ([at] if where == "body" else [])
 
 
@@ -222,8 +223,8 @@ def test_a_copy_of_a_known_message_in_a_damaged_body_is_a_duplicate(tmp_path: Pa
     data, at = contained(embeddings()["copy"])
     broken = bytearray(data)
     broken[at + 90] ^= 1
-    found = carve(saved(tmp_path, bytes(broken), NAME))
-    assert (found.tally.duplicates, found.tally.embedded) == (1, 0)
+    carved = carve(saved(tmp_path, bytes(broken), NAME))
+    assert (carved.tally.duplicates, carved.tally.embedded) == (1, 0)
 
 
 def test_a_damaged_record_is_distinguished(tmp_path: Path) -> None:
@@ -233,7 +234,8 @@ def test_a_damaged_record_is_distinguished(tmp_path: Path) -> None:
     path = saved(tmp_path, bytes(data), NAME)
     assert carve(path).tally.damaged == 1
     assert at not in carve(path).offsets()
-    (only,) = [one for one in carve(path, wanted=EVERYTHING).messages if one.placement == DAMAGED]
+    (only,) = [message for message in carve(path, wanted=EVERYTHING).messages
+               if message.placement == DAMAGED]
     assert (only.offset, only.record.crc_ok) == (at, False)
 
 
@@ -255,9 +257,9 @@ def spoil(data: bytearray, dice: random.Random, starts: list[tuple[int, int]]) -
             at = dice.randrange(used - 500)
             data[at:at + 500] = dice.randbytes(500)
         elif len(pages) > 1:
-            one, other = pages.pop() * PAGE, pages.pop() * PAGE
-            data[one:one + PAGE], data[other:other + PAGE] = (data[other:other + PAGE],
-                                                              data[one:one + PAGE])
+            first, other = pages.pop() * PAGE, pages.pop() * PAGE
+            data[first:first + PAGE], data[other:other + PAGE] = (data[other:other + PAGE],
+                                                                  data[first:first + PAGE])
 
 
 @pytest.mark.parametrize("name", [NAME, "image"])
@@ -281,10 +283,10 @@ def _all_intact_records_survive(dice: random.Random, name: str, tmp_path: Path) 
     bodies = {decode(whole[at:at + size]).body for at, size in starts}
     data = bytearray(whole)
     spoil(data, dice, starts)
-    found = carve(saved(tmp_path, bytes(data), name))
+    carved = carve(saved(tmp_path, bytes(data), name))
     intact = [at for at, size in starts if data[at:at + size] == whole[at:at + size]]
-    assert set(intact) <= {*found.offsets(IN_PLACE), *found.offsets(DOUBTFUL)}
-    assert all(one.record.body in bodies for one in found.messages)
+    assert set(intact) <= {*carved.offsets(IN_PLACE), *carved.offsets(DOUBTFUL)}
+    assert all(message.record.body in bodies for message in carved.messages)
 
 
 @pytest.mark.parametrize("name", [NAME, "image"])
@@ -298,9 +300,9 @@ def test_some_turned_bits_leave_no_doubt(number: int, name: str, seed: int,
     data = bytearray(whole)
     for at, size in dice.sample(starts[:-1], 8):
         data[at + dice.randrange(size)] ^= 1 << dice.randrange(8)
-    found = carve(saved(tmp_path, bytes(data), name))
+    carved = carve(saved(tmp_path, bytes(data), name))
     intact = [at for at, size in starts if data[at:at + size] == whole[at:at + size]]
-    assert set(intact) <= set(found.offsets(IN_PLACE))
+    assert set(intact) <= set(carved.offsets(IN_PLACE))
 
 
 @pytest.mark.parametrize("name", [NAME, "image"])
@@ -310,8 +312,8 @@ def test_a_size_that_leads_into_unused_space_is_not_believed(name: str, tmp_path
     at, size = places(log(400))[398]
     data[at:at + 4] = (2 * size + 1000).to_bytes(4)
     data[at + 84:at + 88] = b"\xff" * 4
-    found = carve(saved(tmp_path, bytes(data), name), wanted=EVERYTHING)
-    assert found.offsets(IN_PLACE) == [one for one, _ in places(log(400)) if one != at]
+    carved = carve(saved(tmp_path, bytes(data), name), wanted=EVERYTHING)
+    assert carved.offsets(IN_PLACE) == [place for place, _ in places(log(400)) if place != at]
 
 
 @pytest.mark.parametrize("bytes_before", range(1, 40))
@@ -319,8 +321,8 @@ def test_a_few_bytes_before_a_record(bytes_before: int, tmp_path: Path) -> None:
     """They are not taken for the start of a record with wider hosts, which would hide it."""
     data, more = log(300), bytes([0, 0, 0, 12]) + b"\xcb\xd4\x31\x94" + bytes(40)
     whole = data + more[:bytes_before] + log(50, base=len(data) + bytes_before, seed=b"m")
-    found = carve(saved(tmp_path, whole, NAME))
-    assert found.tally.in_place == 350
+    carved = carve(saved(tmp_path, whole, NAME))
+    assert carved.tally.in_place == 350
 
 
 @pytest.mark.parametrize("count", [8, 16])

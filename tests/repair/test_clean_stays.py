@@ -123,8 +123,8 @@ def test_a_clock_set_back_before_the_last_message(tmp_path: Path, ahead: int) ->
     golden_stores(), 12, "clean stays", always=lambda store: store.id in BORDER_TWICE),
     ids=lambda store: store.id)
 def test_golden_stores(golden: GoldenFolder, store: GoldenStore) -> None:
-    found = clean(golden(store.id), *store.options)
-    assert found or not (store.is_clean or store.id in BORDER_TWICE)
+    flag = clean(golden(store.id), *store.options)
+    assert flag or not (store.is_clean or store.id in BORDER_TWICE)
 
 
 # -- further queues -------------------------------------------------------------------------------
@@ -204,8 +204,10 @@ def test_light_queues_of_either_kind(tmp_path: Path) -> None:
 def untold(root: Path, *options: str) -> list[tuple[str, int]]:
     """The light queues of which `verify` cannot tell whether rows are missing, and how many."""
     document = run("verify", root, *options, *JSON).expect(0).json()
-    assert {one["category"] for one in document["findings"]} <= {"not-judged", "unclean-shutdown"}
-    return sorted((one["topic"], one["count"]) for one in document["findings"] if one["topic"])
+    assert {finding["category"]
+            for finding in document["findings"]} <= {"not-judged", "unclean-shutdown"}
+    return sorted((finding["topic"], finding["count"]) for finding in document["findings"]
+                  if finding["topic"])
 
 
 @pytest.mark.parametrize("unclean", [False, True])
@@ -227,7 +229,7 @@ def test_multi_dispatch_was_switched_while_light_queues_stayed_on(
         (root / "abort").touch()
     before = queues(root)
     assert untold(root)
-    assert not [one for one in actions(root) if one["target"].startswith("consumequeue")]
+    assert not [action for action in actions(root) if action["target"].startswith("consumequeue")]
     run("recover", root, "--apply", *JSON).recovered()
     assert queues(root) == before
     for value in ("true", "false"):
@@ -235,14 +237,16 @@ def test_multi_dispatch_was_switched_while_light_queues_stayed_on(
         conf.write_text(f"enableLmq=true\nenableMultiDispatch={value}\n")
     off = ("--broker-conf", str(tmp_path / "false.conf"))
     assert untold(root, *off) == []
-    assert not [one for one in actions(root, *off) if one["target"].startswith("consumequeue")]
+    assert not [action for action in actions(root, *off)
+                if action["target"].startswith("consumequeue")]
     # A broker that has it on now may have had it off when the messages came.
     on = ("--broker-conf", str(tmp_path / "true.conf"))
     assert untold(root, *on)
-    assert not [one for one in actions(root, *on) if one["target"].startswith("consumequeue")]
+    assert not [action for action in actions(root, *on)
+                if action["target"].startswith("consumequeue")]
     assert bool(actions(root, "--multi-dispatch"))
-    assert not [one for one in actions(root, "--no-multi-dispatch")
-                if one["target"].startswith("consumequeue")]
+    assert not [action for action in actions(root, "--no-multi-dispatch")
+                if action["target"].startswith("consumequeue")]
 
 
 @pytest.mark.parametrize("name", ["4.9.3/lmq/store", "5.3.3/lmq/store"])
@@ -252,9 +256,9 @@ def test_light_queues_are_gone_with_all_others(name: str, golden_copy: GoldenFol
     before = queues(root)
     assert any(key.startswith("%LMQ%") for key in map(str, before))
     shutil.rmtree(root / "consumequeue")
-    told = run("verify", root, *JSON).expect(1).json()
-    assert "not-judged" not in {one["category"] for one in told["findings"]}
-    assert told["impact"]["messages"] == told["impact"]["of"]
+    answer = run("verify", root, *JSON).expect(1).json()
+    assert "not-judged" not in {finding["category"] for finding in answer["findings"]}
+    assert answer["impact"]["messages"] == answer["impact"]["of"]
     size = len(next(iter(before.values())))
     run("recover", root, "--apply", *JSON, "--consumequeue-file-size", str(size)).recovered()
     assert used(queues(root)) == used(before)
@@ -266,7 +270,7 @@ def test_what_is_remembered_of_the_switch_is_no_proof(tmp_path: Path) -> None:
     dispatched(root, range(40, 60), 0, "--no-multi-dispatch")
     assert '"multi_dispatch": true' in (root / ".rmqctl" / "store.json").read_text()
     assert untold(root) == [("%LMQ%a", 10), ("%LMQ%b", 5)]
-    assert not [one for one in actions(root) if one["target"].startswith("consumequeue")]
+    assert not [action for action in actions(root) if action["target"].startswith("consumequeue")]
     run("doctor", root).expect(0)
 
 
@@ -290,8 +294,8 @@ def test_rows_of_one_light_queue_are_lost(tmp_path: Path, rows: int) -> None:
     raw = path.read_bytes()
     end = len(raw.rstrip(b"\0")) // 20 * 20 + 20 * bool(len(raw.rstrip(b"\0")) % 20)
     path.write_bytes(raw[:end - 20 * rows] + bytes(len(raw) - end + 20 * rows))
-    found = run("verify", root, *JSON).expect(1).json()["findings"]
-    assert [(one["category"], one["topic"], one["count"]) for one in found] == [
+    findings = run("verify", root, *JSON).expect(1).json()["findings"]
+    assert [(finding["category"], finding["topic"], finding["count"]) for finding in findings] == [
         ("cq-behind", "%LMQ%b", rows)]
     assert len(actions(root)) == 1
 
@@ -305,18 +309,19 @@ def test_rows_of_light_queues_that_are_lost_with_others(tmp_path: Path) -> None:
             raw = path.read_bytes()
             end = len(raw.rstrip(b"\0")) // 20 * 20
             path.write_bytes(raw[:end - 60] + bytes(len(raw) - end + 60))
-    found = run("verify", root, *JSON).expect(1).json()["findings"]
-    assert {(one["category"], one["severity"]) for one in found} == {("cq-behind", "error")}
-    assert len(found) == 5
+    findings = run("verify", root, *JSON).expect(1).json()["findings"]
+    assert {(finding["category"], finding["severity"])
+            for finding in findings} == {("cq-behind", "error")}
+    assert len(findings) == 5
     assert len(actions(root)) == 5
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_a_lost_message_with_further_rows(tmp_path: Path, known: bool) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_lost_message_with_further_rows(tmp_path: Path, is_known: bool) -> None:
     """Its filler has the rows where the broker looks for them."""
     root = switched(tmp_path / "s", "4.9.3", lmq=False, multi=True)
     before = queues(root)
-    if not known:
+    if not is_known:
         shutil.rmtree(root / ".rmqctl")
     row = before["%LMQ%b/1/" + "0" * 20][20:40]
     place = int.from_bytes(row[:8], "big")
@@ -350,15 +355,15 @@ def lines(chosen: random.Random, count: int, *, keyed: float, version: str) -> b
         if chosen.random() < .1:
             properties["INNER_MULTI_DISPATCH"] = chosen.choice(FURTHER)
         topic = chosen.choice(("T0", "T1", "x" * (200 if version == "5.3.3" else 100)))
-        one: dict[str, Any] = {"topic": topic, "queue_id": chosen.randrange(2),
-                               "body": "b" * chosen.randrange(300)}
+        message: dict[str, Any] = {"topic": topic, "queue_id": chosen.randrange(2),
+                                   "body": "b" * chosen.randrange(300)}
         if chosen.random() < .15:
-            one["messages"] = [{"body": f"{number}", "properties": {
+            message["messages"] = [{"body": f"{number}", "properties": {
                 "KEYS": f"k{number}"} if keyed else {}} for _ in range(chosen.randint(1, 4))]
-            del one["body"]
+            del message["body"]
         else:
-            one["properties"] = properties
-        out.append(json.dumps(one).encode() + b"\n")
+            message["properties"] = properties
+        out.append(json.dumps(message).encode() + b"\n")
     return b"".join(out)
 
 

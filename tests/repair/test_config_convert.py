@@ -28,7 +28,7 @@ def content(store: Path) -> dict[str, list[dict[str, Any]]]:
     rows = {section: run("config", store, section, "-o", "json").expect(0).json()
             for section in SECTIONS}
     return {section: sorted(({name: value for name, value in row.items() if name != "source"}
-                             for row in found), key=json.dumps) for section, found in rows.items()}
+                             for row in row), key=json.dumps) for section, row in rows.items()}
 
 
 def versions(store: Path) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def convert(store: Path, to: str, *more: str) -> Any:
     ["rocksdb-config-v1-kill", "rocksdb-config-v2", "rocksdb-import"], FORMS), 4, "forms"))
 def test_each_form_into_each_other(name: str, to: str, golden_copy: GoldenFolder) -> None:
     store = golden_copy(f"5.3.3/{name}/store")
-    before, known = content(store), versions(store)
+    before, store_versions = content(store), versions(store)
     with assert_unchanged(store / "config"):
         planned = convert(store, to)
         same = run("info", store, "-o", "json").json()["layout"]["config"] == to
@@ -55,7 +55,7 @@ def test_each_form_into_each_other(name: str, to: str, golden_copy: GoldenFolder
         applied = convert(store, to, "--apply", "--yes")
         assert applied["applied"]
         assert run("info", store, "-o", "json").json()["layout"]["config"] == to
-        assert (content(store), versions(store)) == (before, known)
+        assert (content(store), versions(store)) == (before, store_versions)
         judged = run("verify", store, "--only", "config", "-o", "json").expect(0).json()
         assert judged["findings"] == []
         run("undo", store, applied["id"], "--yes").expect(0)
@@ -105,13 +105,13 @@ def test_a_key_that_names_no_group_is_refused(golden_copy: GoldenFolder, key: st
     convert(store, "json", "--apply", "--yes")
     path = store / "config/consumerOffset.json"
     path.write_text(json.dumps({"offsetTable": {key: {"0": 1}}}))
-    said = run("config", "convert", store, "--to", "rocksdb-v2").expect(6)
-    assert "is not of the form topic@group" in said.err
+    result = run("config", "convert", store, "--to", "rocksdb-v2").expect(6)
+    assert "is not of the form topic@group" in result.err
 
 
 def parsed(data: bytes) -> Any:
     value = config_json.parse(data).value
-    return {name: one for name, one in value.items() if one or name != "forbiddenTable"}
+    return {name: item for name, item in value.items() if item or name != "forbiddenTable"}
 
 
 def json_of(path: Path) -> Any:

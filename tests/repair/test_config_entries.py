@@ -37,10 +37,11 @@ def config(folder: Path, topics: list[dict[str, Any]], groups: list[dict[str, An
     folder.mkdir(exist_ok=True, parents=True)
     version = {"counter": 7, "stateVersion": 0, "timestamp": 1}
     (folder / "topics.json").write_text(json.dumps({
-        "dataVersion": version, "topicConfigTable": {one["topicName"]: one for one in topics}}))
+        "dataVersion": version,
+        "topicConfigTable": {topic["topicName"]: topic for topic in topics}}))
     (folder / "subscriptionGroup.json").write_text(json.dumps({
         "dataVersion": version, "forbiddenTable": {},
-        "subscriptionGroupTable": {one["groupName"]: one for one in groups}}))
+        "subscriptionGroupTable": {group["groupName"]: group for group in groups}}))
 
 
 def read(store: Path, name: str) -> dict[str, Any]:
@@ -94,14 +95,15 @@ def test_what_is_missing_comes_over(store: Path, master: Path) -> None:
     lacks, before = names(store)[2], contents(store)
     words = ("config", "merge", store, "--from", master)
     with snapshot.assert_unchanged(store, master):
-        made = plan(*words)
-    assert {(one["target"], one["to"]) for one in made["actions"]} == {
+        planned = plan(*words)
+    assert {(action["target"], action["to"]) for action in planned["actions"]} == {
         ("config/topics.json", lacks), ("config/topics.json", "fresh"),
         ("config/subscriptionGroup.json", "g2")}
-    assert {(one["name"], field) for one in made["differ"] for field in one["fields"]} == {
-        (names(store)[0], "readQueueNums"), (names(store)[0], "writeQueueNums"),
-        ("g1", "retryMaxTimes")}
-    assert any("readQueueNums 4, in the source 8" in note for note in made["notes"])
+    assert {(opened["name"], field) for opened in planned["differ"]
+            for field in opened["fields"]} == {
+                (names(store)[0], "readQueueNums"), (names(store)[0], "writeQueueNums"),
+                ("g1", "retryMaxTimes")}
+    assert any("readQueueNums 4, in the source 8" in note for note in planned["notes"])
     # The new entries come last, all others stay, and the data version goes on.
     run(*words, *APPLY).expect(0)
     after = read(store, "topics.json")
@@ -112,7 +114,7 @@ def test_what_is_missing_comes_over(store: Path, master: Path) -> None:
     assert read(store, "subscriptionGroup.json")["subscriptionGroupTable"].keys() == {"g1", "g2"}
     assert plan(*words)["actions"] == []
     with Store.open(store) as opened:
-        assert not [one for one in Verification(opened).findings() if one.is_trouble]
+        assert not [finding for finding in Verification(opened).findings() if finding.is_trouble]
     run("preflight", store, "--disk-used", "ignore").expect(0)
     run("undo", store, "--yes").expect(0)
     assert contents(store) == before
@@ -130,8 +132,8 @@ def test_replace_takes_those_that_differ(store: Path, master: Path) -> None:
 
 def test_a_topic_with_fewer_queues_than_the_store_is_named(store: Path, master: Path) -> None:
     config(master / "config", [topic(names(store)[2], 1)], [])
-    made = plan("config", "merge", store, "--from", master)
-    assert any("--read-queues 4" in note for note in made["notes"])
+    planned = plan("config", "merge", store, "--from", master)
+    assert any("--read-queues 4" in note for note in planned["notes"])
 
 
 def exported(master: Path, path: Path) -> Path:
@@ -151,10 +153,11 @@ def test_all_kinds_of_sources(store: Path, master: Path, tmp_path: Path, form: s
         "bak": lambda: Path(shutil.copy(master / "config/topics.json",
                                         store / "config/topics.json.bak")),
         "export": lambda: exported(master, tmp_path / "metadata.json")}
-    made = plan("config", "merge", store, "--from", sources[form]())
-    assert {"fresh", names(store)[2]} <= {one["to"] for one in made["actions"]}
-    assert ("g2" in {one["to"] for one in made["actions"]}) == (form not in ("file", "bak"))
-    assert any("whole cluster" in note for note in made["notes"]) == (form == "export")
+    planned = plan("config", "merge", store, "--from", sources[form]())
+    assert {"fresh", names(store)[2]} <= {action["to"] for action in planned["actions"]}
+    assert ("g2" in {action["to"]
+                     for action in planned["actions"]}) == (form not in ("file", "bak"))
+    assert any("whole cluster" in note for note in planned["notes"]) == (form == "export")
 
 
 @pytest.mark.parametrize(("text", "code", "what"), [
@@ -175,8 +178,8 @@ def test_a_damaged_copy_of_the_source(store: Path, master: Path) -> None:
     topics = master / "config/topics.json"
     shutil.copy(topics, f"{topics}.bak")
     topics.write_bytes(bytes(100))
-    made = plan("config", "merge", store, "--from", master)
-    assert any("reading config/topics.json.bak instead" in note for note in made["notes"])
+    planned = plan("config", "merge", store, "--from", master)
+    assert any("reading config/topics.json.bak instead" in note for note in planned["notes"])
     Path(f"{topics}.bak").write_bytes(b"{")
     assert "its backup cannot be read either" in run(
         "config", "merge", store, "--from", master).expect(6).err
@@ -198,9 +201,9 @@ def test_hostile_entries_are_left_out(store: Path, tmp_path: Path) -> None:
             "batch": topic("batch", perm="6"), "good": topic("good")}
     source.write_text(json.dumps({"topicConfigTable": odd, "forbiddenTable": {"g1": {"t": "x"}},
                                   "messageRequestModeMap": {"t": []}}))
-    made = plan("config", "merge", store, "--from", source)
-    assert [one["to"] for one in made["actions"]] == ["good"]
-    assert any("11 invalid entries skipped" in note for note in made["notes"])
+    planned = plan("config", "merge", store, "--from", source)
+    assert [action["to"] for action in planned["actions"]] == ["good"]
+    assert any("11 invalid entries skipped" in note for note in planned["notes"])
 
 
 def test_empty_tables_and_no_file(store: Path, master: Path, tmp_path: Path) -> None:
@@ -238,7 +241,7 @@ def test_configuration_in_rocksdb(golden_copy: GoldenFolder, master: Path, form:
     assert count
     assert plan(*words)["actions"] == []
     with Store.open(root) as opened:
-        assert not [one for one in Verification(opened).findings() if one.is_trouble]
+        assert not [finding for finding in Verification(opened).findings() if finding.is_trouble]
     run("undo", root, "--yes").expect(0)
     assert contents(root) == before
     # And as a source.
@@ -259,9 +262,9 @@ def test_a_topic_comes_back_from_its_messages(store: Path) -> None:
     lacks, before = names(store)[2], contents(store)
     words = ("topic", "restore", store, lacks)
     with snapshot.assert_unchanged(store):
-        made = plan(*words)
-    assert made["actions"][0]["proof"]["queues_seen"] == 4
-    assert any("perm" in note and "unknown" in note for note in made["notes"])
+        planned = plan(*words)
+    assert planned["actions"][0]["proof"]["queues_seen"] == 4
+    assert any("perm" in note and "unknown" in note for note in planned["notes"])
     run(*words, *APPLY).expect(0)
     assert read(store, "topics.json")["topicConfigTable"][lacks] == topic(lacks)
     assert plan(*words)["actions"] == []
@@ -282,9 +285,9 @@ def test_the_backup_comes_first(store: Path) -> None:
 def test_without_consume_queues(store: Path) -> None:
     lacks = names(store)[2]
     shutil.rmtree(store / "consumequeue" / lacks)
-    made = plan("topic", "restore", store, lacks)
-    assert made["actions"][0]["proof"]["queues_seen"] == 4
-    assert any("no consume queues" in note for note in made["notes"])
+    planned = plan("topic", "restore", store, lacks)
+    assert planned["actions"][0]["proof"]["queues_seen"] == 4
+    assert any("no consume queues" in note for note in planned["notes"])
     run("topic", "restore", store, lacks, *APPLY).expect(0)
     run("recover", store, *APPLY).expect(0)
     run("verify", store).expect(0)

@@ -31,7 +31,8 @@ def metadata(path: Path, **more: Any) -> Path:
     value = {"topicConfigTable": {name: topic(name) for name in ("orders", "quiet")},
              "subscriptionGroupTable": {name: group(name) for name in ("billing", "idle")},
              "exportTime": 1_700_000_000_000, **more}
-    path.write_text(json.dumps({key: one for key, one in value.items() if one is not None}))
+    path.write_text(json.dumps({key: key_text for key, key_text in value.items()
+                                if key_text is not None}))
     return path
 
 
@@ -47,21 +48,21 @@ def test_topics_and_groups_are_taken(tmp_path: Path, how: str) -> None:
     names = [store / "config" / name for name in (TOPICS, GROUPS)]
     before = [path.read_bytes() if path.exists() else None for path in names]
     with snapshot.assert_unchanged(store):
-        found = plan(store, *wanted)
-    topics, groups = found["actions"]
+        planned = plan(store, *wanted)
+    topics, groups = planned["actions"]
     assert (topics["target"], topics["action"]) == (f"config/{TOPICS}", "rebuild")
     assert topics["proof"]["exported"] == groups["proof"]["exported"] == str(source)
     assert topics["proof"]["exported_at"] == 1_700_000_000_000
     assert (topics["proof"]["of_export"], topics["to"]) == (2, 5)  # pays, %RETRY%, %DLQ% as well
-    assert any("are sums over all masters" in note for note in found["notes"])
-    assert any("of %DLQ%lost, %RETRY%tired, pays: " in note for note in found["notes"])
+    assert any("are sums over all masters" in note for note in planned["notes"])
+    assert any("of %DLQ%lost, %RETRY%tired, pays: " in note for note in planned["notes"])
     plan(store, *wanted, "--apply")
     table = read(store, TOPICS)["topicConfigTable"]
-    assert {name: (one["readQueueNums"], one["perm"]) for name, one in table.items()} == {
+    assert {name: (item["readQueueNums"], item["perm"]) for name, item in table.items()} == {
         "orders": (7, 4), "quiet": (7, 4), "pays": (4, 6), "%RETRY%tired": (1, 6),
         "%DLQ%lost": (1, 6)}
     table = read(store, GROUPS)["subscriptionGroupTable"]
-    assert {name: one["retryMaxTimes"] for name, one in table.items()} == {
+    assert {name: item["retryMaxTimes"] for name, item in table.items()} == {
         "billing": 3, "idle": 3, "audit": 16, "lost": 16, "tired": 16}
     start = run("preflight", store, *SIZES, "-o", "json").expect(1).json()
     assert start["starts"]
@@ -78,13 +79,13 @@ def test_only_config_and_one_brokers_tables(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     (store / "config" / TOPICS).write_bytes(b"")
     (store / "config" / GROUPS).write_bytes(b"")
-    one = metadata(tmp_path / "topic.json", subscriptionGroupTable=None, exportTime=None,
-                   dataVersion={"counter": 9, "stateVersion": 0, "timestamp": 5})
+    path = metadata(tmp_path / "topic.json", subscriptionGroupTable=None, exportTime=None,
+                    dataVersion={"counter": 9, "stateVersion": 0, "timestamp": 5})
     other = metadata(tmp_path / "g.json", topicConfigTable=None, exportTime=None,
                      forbiddenTable={})
-    found = plan(store, *CONFIG, "--from", one, "--from", other)
-    assert [action["proof"]["exported"] for action in found["actions"]] == [str(one), str(other)]
-    assert not any("adds up" in note for note in found["notes"])
+    planned = plan(store, *CONFIG, "--from", path, "--from", other)
+    assert [action["proof"]["exported"] for action in planned["actions"]] == [str(path), str(other)]
+    assert not any("adds up" in note for note in planned["notes"])
 
 
 def test_behind_a_break_without_a_backup(tmp_path: Path) -> None:
@@ -95,7 +96,8 @@ def test_behind_a_break_without_a_backup(tmp_path: Path) -> None:
     action, = plan(store, "--from", metadata(tmp_path / "m.json"), "--apply")["actions"]
     assert (action["action"], action["proof"]["of_export"]) == ("mend", 1)
     table = read(store, TOPICS)["topicConfigTable"]
-    assert {name: one["readQueueNums"] for name, one in table.items()} == {"orders": 5, "quiet": 7}
+    assert {name: item["readQueueNums"]
+            for name, item in table.items()} == {"orders": 5, "quiet": 7}
 
 
 def test_a_backup_tells_better(tmp_path: Path) -> None:
@@ -103,8 +105,8 @@ def test_a_backup_tells_better(tmp_path: Path) -> None:
     path = store / "config" / TOPICS
     (store / "config" / f"{TOPICS}.bak").write_bytes(path.read_bytes())
     path.write_bytes(b"")
-    found = plan(store, "--from", metadata(tmp_path / "m.json"))
-    action, = found["actions"]
+    planned = plan(store, "--from", metadata(tmp_path / "m.json"))
+    action, = planned["actions"]
     assert action["action"] == "restore"
 
 
@@ -116,9 +118,9 @@ def test_entries_that_no_broker_writes_are_left_out(tmp_path: Path) -> None:
         "e": topic("e", readQueueNums=1 << 40), "f": {"topicName": "f"}, "": topic(""),
         "g": topic("g", topicFilterType="BLOOM"), "pays": topic("pays", attributes={
             "queue.type": "BatchCQ"})})
-    found = plan(store, "--from", source, "--apply")
-    assert any("7 invalid entries skipped" in note for note in found["notes"])
-    assert any("pays: skipped; its queues are of another kind" in note for note in found["notes"])
+    planned = plan(store, "--from", source, "--apply")
+    assert any("7 invalid entries skipped" in note for note in planned["notes"])
+    assert any("pays: skipped; its queues are of another kind" in note for note in planned["notes"])
     table = read(store, TOPICS)["topicConfigTable"]
     assert sorted(table) == ["%DLQ%lost", "%RETRY%tired", "orders", "pays"]
     assert "BatchCQ" not in json.dumps(table)

@@ -35,8 +35,8 @@ def store_of(tmp_path: Path) -> Path:
 
 
 def plan(store: Path, *more: str, code: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = run("recover", store, *SIZES, *JSON, *more).expect(code).json()
-    return found
+    answer: dict[str, Any] = run("recover", store, *SIZES, *JSON, *more).expect(code).json()
+    return answer
 
 
 def read(store: Path, name: str) -> Any:
@@ -84,11 +84,11 @@ def test_what_stands_before_the_break_is_newer_than_the_backup(tmp_path: Path) -
                      + bytes(300))
     (path.parent / "consumerOffset.json.bak").write_text(
         '{"offsetTable":{"orders@billing":{0:1,1:1},"pays@audit":{0:3}}}')
-    found = plan(store)
-    action, = found["actions"]
+    planned = plan(store)
+    action, = planned["actions"]
     assert (action["action"], action["from"], action["to"]) == ("mend", "unreadable", 2)
     assert (action["proof"]["read_before_break"], action["proof"]["of_backup"]) == (1, 1)
-    assert any("messages twice" in note for note in found["notes"])
+    assert any("messages twice" in note for note in planned["notes"])
     plan(store, "--apply")
     assert read(store, "consumerOffset.json")["offsetTable"] == {
         "orders@billing": {"0": 7, "1": 8}, "pays@audit": {"0": 3}}
@@ -100,17 +100,17 @@ def test_topics_and_groups_from_the_store_itself(tmp_path: Path) -> None:
         (store / "config" / name).write_bytes(bytes(500))
         (store / "config" / f"{name}.bak").write_bytes(b'{"dataVe')
     assert not run("preflight", store, *SIZES, *JSON).expect(1).json()["starts"]
-    found = plan(store, "--apply")
-    assert [(one["action"], one["target"]) for one in found["actions"]] == [
+    planned = plan(store, "--apply")
+    assert [(action["action"], action["target"]) for action in planned["actions"]] == [
         ("rebuild", "config/topics.json"), ("rebuild", "config/subscriptionGroup.json")]
-    assert any("perm 6" in note for note in found["notes"])
+    assert any("perm 6" in note for note in planned["notes"])
     topics = read(store, "topics.json")["topicConfigTable"]
-    assert {name: (one["readQueueNums"], one["writeQueueNums"], one["perm"])
-            for name, one in topics.items()} == {
+    assert {name: (topic["readQueueNums"], topic["writeQueueNums"], topic["perm"])
+            for name, topic in topics.items()} == {
         "orders": (4, 4, 6), "pays": (4, 4, 6), "%RETRY%tired": (1, 1, 6), "%DLQ%lost": (1, 1, 6)}
     groups = read(store, "subscriptionGroup.json")["subscriptionGroupTable"]
     assert sorted(groups) == ["audit", "billing", "lost", "tired"]
-    assert found["actions"][1]["proof"]["told_by"]["tired"] == "its retry topic"
+    assert planned["actions"][1]["proof"]["told_by"]["tired"] == "its retry topic"
     start = run("preflight", store, *SIZES, *JSON).expect(1).json()
     assert start["starts"]
     # Two groups have retry messages and no committed offset: nothing brings these back.
@@ -138,9 +138,9 @@ def test_offsets_that_nothing_tells_are_not_guessed(tmp_path: Path) -> None:
     path = store / "config" / "consumerOffset.json"
     path.write_bytes(bytes(100))
     path.with_name("consumerOffset.json.bak").write_bytes(bytes(100))
-    found = plan(store, "--apply")
-    assert [one["action"] for one in found["actions"]] == ["move aside", "move aside"]
-    note, = [note for note in found["notes"] if "offsets reset" in note]
+    planned = plan(store, "--apply")
+    assert [action["action"] for action in planned["actions"]] == ["move aside", "move aside"]
+    note, = [note for note in planned["notes"] if "offsets reset" in note]
     assert "audit, billing" in note
     assert not path.exists()
     start = run("preflight", store, *SIZES, *JSON).expect(1).json()
@@ -157,8 +157,8 @@ def test_what_is_missing_without_a_backup_only_by_name(tmp_path: Path) -> None:
     for name in FILES:
         (store / "config" / name).unlink()
     assert plan(store)["actions"] == []
-    made = plan(store, *CONFIG, "--apply")
-    assert [one["target"] for one in made["actions"]] == [
+    planned = plan(store, *CONFIG, "--apply")
+    assert [action["target"] for action in planned["actions"]] == [
         "config/topics.json", "config/subscriptionGroup.json"]
     assert sorted(read(store, "subscriptionGroup.json")["subscriptionGroupTable"]) == [
         "lost", "tired"]
@@ -179,13 +179,14 @@ def test_the_delay_services_progress_is_the_engines(golden_copy) -> None:
     engine = read(store, "delayOffset.json")["offsetTable"]
     for name in ("delayOffset.json", "delayOffset.json.bak"):
         (store / "config" / name).write_bytes(bytes(80))
-    found = plan(store, "--apply")
-    action, = [one for one in found["actions"] if one["target"] == "config/delayOffset.json"]
+    planned = plan(store, "--apply")
+    action, = [planned_action for planned_action in planned["actions"]
+               if planned_action["target"] == "config/delayOffset.json"]
     levels = action["proof"]["levels"]
-    assert all(one["delivered"] == one["messages"] > 0 for one in levels.values())
-    made = read(store, "delayOffset.json")["offsetTable"]
-    assert made.keys() == engine.keys()
-    for level, offset in made.items():
+    assert all(level["delivered"] == level["messages"] > 0 for level in levels.values())
+    offset_table = read(store, "delayOffset.json")["offsetTable"]
+    assert offset_table.keys() == engine.keys()
+    for level, offset in offset_table.items():
         raw = b"".join(path.read_bytes() for path in sorted(
             (store / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / str(int(level) - 1)).iterdir()))
         rows = sum(any(raw[at:at + 20]) for at in range(0, len(raw), 20))
@@ -204,8 +205,8 @@ def test_delayed_messages_that_were_not_delivered_come(tmp_path: Path) -> None:
                        born_timestamp=writer.puts[number].time - 5))
     store = writer.write(tmp_path / "s")
     (store / "config" / "delayOffset.json").write_bytes(b"\0")
-    found = plan(store)
-    action, = found["actions"]
+    planned = plan(store)
+    action, = planned["actions"]
     assert action["proof"]["levels"] == {
         "3": {"first_not_delivered": 2, "delivered": 2, "messages": 6}}
     plan(store, "--apply")
@@ -216,9 +217,9 @@ def test_a_folder_of_that_name_is_left_as_it_is(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     (store / "config" / "consumerOffset.json").unlink()
     (store / "config" / "consumerOffset.json").mkdir()
-    found = plan(store)
-    assert found["actions"] == []
-    assert any("left as it is" in note for note in found["notes"])
+    planned = plan(store)
+    assert planned["actions"] == []
+    assert any("left as it is" in note for note in planned["notes"])
 
 
 OTHERS = ("config/consumerFilter.json", "config/consumerOrderInfo.json",
@@ -237,8 +238,9 @@ def test_files_without_entries_of_their_own_come_from_the_backup(tmp_path: Path,
     path.write_bytes(whole)
     path.with_name(path.name + ".bak").write_bytes(whole)
     hurt(path, how)
-    found = plan(store)
-    assert [(one["action"], one["target"]) for one in found["actions"]] == [("restore", name)]
+    planned = plan(store)
+    assert [(action["action"], action["target"])
+            for action in planned["actions"]] == [("restore", name)]
     run("recover", store, *SIZES, "--apply", "--yes").expect(0)
     assert path.read_bytes() == whole
     assert plan(store)["actions"] == []

@@ -31,8 +31,9 @@ def test_positions_are_taken(tmp_path: Path, how: str, more: tuple[str, ...]) ->
     hurt(store / "config" / POSITIONS, how)
     wanted = (*more, "--from", source)
     with snapshot.assert_unchanged(store, source):
-        found = plan(store, *wanted)
-    action = next(one for one in found["actions"] if one["target"] == f"config/{POSITIONS}")
+        planned = plan(store, *wanted)
+    action = next(planned_action for planned_action in planned["actions"]
+                  if planned_action["target"] == f"config/{POSITIONS}")
     assert action["action"] == "copy"
     assert action["proof"] == {"source": str(source), "positions": 5, "of_our_queues": 5,
                                "beyond_end": 0}
@@ -81,8 +82,8 @@ def test_those_of_another_broker(tmp_path: Path) -> None:
     source.write_text('{"offsetTable":{"orders@billing":{0:1')
     assert "may be incomplete" in refused(store, source, 2)
     # One of several: this queue has lost its end.
-    found = plan(store, "--from", saved({"orders@billing": {"0": 1, "1": 2, "2": 10**6}}))
-    assert any("1 offset is beyond the end of the queue" in one for one in found["notes"])
+    planned = plan(store, "--from", saved({"orders@billing": {"0": 1, "1": 2, "2": 10**6}}))
+    assert any("1 offset is beyond the end of the queue" in note for note in planned["notes"])
     run("recover", store, *SIZES, "--only", "index", "--from", source).expect(2)
 
 

@@ -32,7 +32,8 @@ def converted(store: Path, to: str) -> dict:
                "json").expect(0).json()
     assert run("info", store, "-o", "json").json()["layout"]["consumequeue"] == to
     verdict = run("verify", store, "-o", "json").expect(0).json()
-    assert [one for one in verdict["findings"] if one["structure"] == "consumequeue"] == []
+    assert [finding for finding in verdict["findings"]
+            if finding["structure"] == "consumequeue"] == []
     return plan
 
 
@@ -69,9 +70,9 @@ def test_the_rows_are_those_that_the_engine_wrote(golden_copy):
             (folder / name).unlink()
     converted(store, "rocksdb")
     with Database.open(str(folder)) as database:
-        made = dict(database.items(keys.ROWS)), dict(database.items(keys.OFFSETS))
-    assert made[0] == expected[0]
-    assert expected[1].items() <= made[1].items()
+        pairs = dict(database.items(keys.ROWS)), dict(database.items(keys.OFFSETS))
+    assert pairs[0] == expected[0]
+    assert expected[1].items() <= pairs[1].items()
 
 
 def test_a_queue_whose_messages_have_expired_goes_on_where_it_stood(golden_copy):
@@ -136,13 +137,13 @@ def test_a_plain_log_of_dledgers(golden_copy, tmp_path: Path, name: str, before)
     # Every message is the one it was but for its physical offset, which the table tells.
     with open(done["mapping"], newline="", encoding="utf-8") as file:
         moved = {int(row["old"]): int(row["new"]) for row in csv.DictReader(file)}
-    old, made = records(store), records(new)
-    assert len(old) == len(made) == done["messages"]
+    old, listed_records = records(store), records(new)
+    assert len(old) == len(listed_records) == done["messages"]
     for place, record in old.items():
         there = moved.get(place, place)
         expected = replace(record, physical_offset=there, prepared_transaction_offset=moved.get(
             record.prepared_transaction_offset, record.prepared_transaction_offset))
-        assert made[there] == expected
+        assert listed_records[there] == expected
     assert {key: end for key, (end, _) in rows(store).items()} == {
         key: end for key, (end, _) in rows(new).items()}
 
@@ -154,8 +155,8 @@ def test_a_commit_names_its_half_message_where_it_is_now(golden):
     for topic, old, new in ((b"orders", 48, 0), (b"RMQ_SYS_TRANS_HALF_TOPIC", 400, 304)):
         offsets.add(old, new, replace(record, topic=topic))
     named = {at: replace(record, prepared_transaction_offset=at) for at in (0, 48, 400, 401)}
-    assert [offsets.rename(one) for one in named.values()] == [True, False, True, False]
-    assert [one.prepared_transaction_offset for one in named.values()] == [0, 48, 304, 401]
+    assert [offsets.rename(item) for item in named.values()] == [True, False, True, False]
+    assert [item.prepared_transaction_offset for item in named.values()] == [0, 48, 304, 401]
     assert len(table.getvalue().splitlines()) == 3
 
 
@@ -174,7 +175,7 @@ def test_damage_is_left_out_and_said(golden_copy, tmp_path: Path):
     # A filler keeps its queue offset, so that all others keep theirs.
     new = tmp_path / "new"
     judged = run("verify", new, "-o", "json").expect(0).json()
-    assert [one["category"] for one in judged["findings"]] == ["fillers"]
+    assert [finding["category"] for finding in judged["findings"]] == ["fillers"]
     there, before = bodies(new), bodies(store)
     assert there.pop(where_of(record)) == bytes(len(before.pop(where_of(record))))
     assert there == before

@@ -33,13 +33,13 @@ def log_of(root: Path) -> dict[str, tuple[bytes, int]]:
 def test_several_folders_become_one(several: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     with snapshot.assert_unchanged(several):
-        made = run("convert", several, "--commitlog", "plain", "--out", new, "-o",
-                   "json").expect(0).json()
+        answer = run("convert", several, "--commitlog", "plain", "--out", new, "-o",
+                     "json").expect(0).json()
     assert sorted(os.listdir(new)) == sorted(
         {*os.listdir(several)} - {*FOLDERS, "lock"} | {"commitlog"})
     assert log_of(new) == log_of(several)
-    assert made["folders"] == {str(new / "commitlog"): len(log_of(several))}
-    assert made["broker_conf"] == {"storePathCommitLog": str(new / "commitlog")}
+    assert answer["folders"] == {str(new / "commitlog"): len(log_of(several))}
+    assert answer["broker_conf"] == {"storePathCommitLog": str(new / "commitlog")}
     assert run("info", new, "-o", "json").json()["layout"]["commitlog"] == "plain"
     run("diff", several, new).expect(0)
     run("verify", new).expect(0)
@@ -50,9 +50,9 @@ def test_one_folder_becomes_several_where_a_broker_would_put_each_file(tmp_path:
     root = tiny.build(tmp_path / "store", DEFAULT * 3, index_max=64).root
     new, far = tmp_path / "new", tmp_path / "far/log"
     with snapshot.assert_unchanged(root):
-        made = run("convert", root, "--commitlog", "multi-path", "--into", far, "--into", "log-b",
-                   "--out", new, "-o", "json").expect(0).json()
-    assert made["broker_conf"] == {"storePathCommitLog": f"{far},{new / 'log-b'}"}
+        answer = run("convert", root, "--commitlog", "multi-path", "--into", far, "--into", "log-b",
+                     "--out", new, "-o", "json").expect(0).json()
+    assert answer["broker_conf"] == {"storePathCommitLog": f"{far},{new / 'log-b'}"}
     for name in log_of(root):
         assert (far if int(name) // 1024 % 2 == 0 else new / "log-b").joinpath(name).exists()
     assert log_of(new) == log_of(root)

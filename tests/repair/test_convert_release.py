@@ -65,8 +65,8 @@ def rows(root: Path) -> dict[tuple[str, int], list[Any]]:
                 for key, queue in store.queues.items() if queue.exists}
 
 
-def lost(made: Any) -> dict[tuple[str, str | None], int]:
-    return {(row["what"], row["topic"]): row["count"] for row in made["not_converted"]
+def lost(value: Any) -> dict[tuple[str, str | None], int]:
+    return {(row["what"], row["topic"]): row["count"] for row in value["not_converted"]
             if row["lost"]}
 
 
@@ -88,8 +88,8 @@ def test_a_store_without_loss(golden: GoldenFolder, tmp_path: Path, name: str) -
     pytest.importorskip("rocksdict")
     root, new = golden(f"5.3.3/{name}/store"), tmp_path / "new"
     with snapshot.assert_unchanged(root):
-        made = plan(root, "--out", new)
-    assert made["not_converted"] == made["messages_lost"] == []
+        planned = plan(root, "--out", new)
+    assert planned["not_converted"] == planned["messages_lost"] == []
     before, after = snapshot.take(root).entries, snapshot.take(new).entries
     gone = {path.split("/")[-1] for path in before.keys() - after.keys()}
     assert all(DATABASE_FILE.fullmatch(path) for path in gone - {"lock"})
@@ -98,8 +98,9 @@ def test_a_store_without_loss(golden: GoldenFolder, tmp_path: Path, name: str) -
             assert (entry.content, entry.size) == (before[path].content, before[path].size)
     with Store.open(new) as store:
         assert not any((store.checkpoint or ())[3:])
-    found = start(new)
-    assert (found["starts"], found["messages_lost"], found["losses"]) == (True, 0, [])
+    prediction = start(new)
+    assert (prediction["starts"], prediction["messages_lost"], prediction["losses"]) == (True, 0,
+                                                                                         [])
     assert run("verify", new, "-o", "json").expect(0).json()["findings"] == []
     assert plan(new)["actions"] == []
 
@@ -109,8 +110,8 @@ def test_a_store_without_loss(golden: GoldenFolder, tmp_path: Path, name: str) -
 def test_a_store_of_that_release_stays_as_it_is(golden: GoldenFolder, name: str) -> None:
     root = golden(f"4.9.3/{name}/store")
     with snapshot.assert_unchanged(root):
-        made = plan(root)
-    assert made["actions"] == made["not_converted"] == made["settings_dropped"] == []
+        planned = plan(root)
+    assert planned["actions"] == planned["not_converted"] == planned["settings_dropped"] == []
 
 
 @pytest.mark.parametrize("name", ["rocksdb-config-v1", "rocksdb-config-v2"])
@@ -122,8 +123,8 @@ def test_queues_and_configuration_out_of_rocksdb(golden_copy: GoldenFolder, name
     queues = {key: units for key, units in rows(root).items() if units}
     assert any("mappedFileSizeConsumeQueue" in note for note in plan(root)["notes"]) is (
         name.endswith("v1"))  # whose queues are in RocksDB, which shows no size of files
-    made = plan(root, "--consumequeue-file-size", "2000", "--apply", "--yes")
-    assert [(row["what"], row["lost"]) for row in made["not_converted"]] == (
+    planned = plan(root, "--consumequeue-file-size", "2000", "--apply", "--yes")
+    assert [(row["what"], row["lost"]) for row in planned["not_converted"]] == (
         [("offsets", False)] if name.endswith("v2") else [])  # of pull consumers
     assert rows(root) == queues
     assert {section: config(root, section) for section in sections} == named
@@ -147,18 +148,18 @@ def test_configuration_goes_where_a_broker_with_these_queues_looks(
     offsets = config(root, "offsets")
     run("convert", root, "--for", release, "--consumequeue-file-size", "2000", "--apply",
         "--yes").expect(0)
-    found = run("info", root, "-o", "json").json()["layout"]
-    assert found["config"] == form
-    assert found["consumequeue"] == ("file" if form == "json" else "rocksdb")
+    layout = run("info", root, "-o", "json").json()["layout"]
+    assert layout["config"] == form
+    assert layout["consumequeue"] == ("file" if form == "json" else "rocksdb")
     assert config(root, "offsets") == offsets
 
 
 def config(root: Path, section: str) -> list[Any]:
     """The rows without where they are from and what only newer brokers have."""
-    found = run("config", root, section, "-o", "json").json()
+    answer = run("config", root, section, "-o", "json").json()
     return sorted(({key: row[key] for key in row if key in (
         "topic", "group", "queue_id", "offset", "read_queues", "write_queues", "perm",
-        "retry_max_times")} for row in found), key=json.dumps)
+        "retry_max_times")} for row in answer), key=json.dumps)
 
 
 def test_a_dledger_log_stays_as_it_is(golden_copy: GoldenFolder) -> None:
@@ -177,8 +178,8 @@ def test_a_dledger_log_stays_as_it_is(golden_copy: GoldenFolder) -> None:
 def test_messages_in_dledger_entries_are_not_left_out(
         golden_copy: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_module, "MAGIC_V2", MAGIC_V1)  # each message is of a long topic
-    said = run("convert", golden_copy("5.3.3/dledger/store"), *CONFIG).expect(6).err
-    assert "--commitlog plain" in said
+    stderr = run("convert", golden_copy("5.3.3/dledger/store"), *CONFIG).expect(6).err
+    assert "--commitlog plain" in stderr
 
 
 @pytest.mark.parametrize(("release", "kept"), [("5.1.4", True), ("5.1.3", True),
@@ -197,12 +198,12 @@ def test_fields_go_by_release(tmp_path: Path, release: str, *, kept: bool) -> No
     with Store.open(root) as store:
         dropped = fit_config(changes, store, release, (), None)  # type: ignore[arg-type]
     contents = {step.target: step.content for step in changes.steps if isinstance(step, Replace)}
-    made = json.loads(contents.get("config/subscriptionGroup.json") or path.read_bytes())
+    document = json.loads(contents.get("config/subscriptionGroup.json") or path.read_bytes())
     five = is_from(release, "5.0.0")
-    entry = made["subscriptionGroupTable"]["g"]
+    entry = document["subscriptionGroupTable"]["g"]
     assert ("subscriptionDataSet" in entry) is kept
     assert ("consumeMessageOrderly" in entry) is five
-    assert ("stateVersion" in made["dataVersion"]) is ("forbiddenTable" in made) is five
+    assert ("stateVersion" in document["dataVersion"]) is ("forbiddenTable" in document) is five
     assert {setting.field for setting in dropped} == ({"subscriptionDataSet"} if not kept else (
         set())) | ({"forbiddenTable"} if not five else set())
     assert entry.items() >= group.items()
@@ -216,14 +217,14 @@ def long_topics(root: Path) -> Path:
     for number in range(3):
         specs.insert(2 * number + 1, Spec(LONG, 0, b"too long", {
             "UNIQ_KEY": f"0B{number}", "KEYS": "long", "TAGS": "A"}))
-    made = tiny.build(root, specs, commitlog_file_size=2048).root
+    result = tiny.build(root, specs, commitlog_file_size=2048).root
     for name, table in (("topics.json", "topicConfigTable"), ("consumerOffset.json",
                                                              "offsetTable")):
-        path = made / "config" / name
+        path = result / "config" / name
         value = config_json.parse(path.read_bytes()).value
         value[table] |= {LONG: {"topicName": LONG}} if "topics" in name else {f"{LONG}@g": {"0": 2}}
         path.write_text(json.dumps(value))
-    return made
+    return result
 
 
 def test_messages_of_long_topics_are_left_out(tmp_path: Path) -> None:
@@ -233,9 +234,9 @@ def test_messages_of_long_topics_are_left_out(tmp_path: Path) -> None:
     assert start(root)["messages_lost"] == 10
     with snapshot.assert_unchanged(root):
         shown = plan(root, code=1)
-    made = plan(root, "--apply", "--yes", code=1)
-    assert lost(shown) == lost(made) == {("messages", LONG): 3}
-    assert made["not_converted"][0]["remedy"]
+    planned = plan(root, "--apply", "--yes", code=1)
+    assert lost(shown) == lost(planned) == {("messages", LONG): 3}
+    assert planned["not_converted"][0]["remedy"]
     after = records(root)
     for old, new in zip(before, after, strict=True):
         if old.topic != LONG.encode():
@@ -251,9 +252,10 @@ def test_messages_of_long_topics_are_left_out(tmp_path: Path) -> None:
         1).json() == []
     assert not [path for path in (root / "config").glob("*.json")
                 if LONG.encode() in path.read_bytes()]
-    found = start(root)
-    assert (found["messages_lost"], found["losses"], found["messages_already_lost"]) == (0, [], 3)
-    assert [one["category"] for one in run("verify", root, "-o", "json").json()[
+    prediction = start(root)
+    assert (prediction["messages_lost"], prediction["losses"],
+            prediction["messages_already_lost"]) == (0, [], 3)
+    assert [finding["category"] for finding in run("verify", root, "-o", "json").json()[
         "findings"]] == ["lost-in-repair"]
     # A broker that rebuilds all queues finds the same.
     with_queues = rows(root)
@@ -278,13 +280,13 @@ def test_a_delayed_message_for_a_long_topic_stops_no_others(tmp_path: Path, deli
         commitlog_file_size=2048).root
     (root / "config/delayOffset.json").write_text(f'{{"offsetTable": {{"3": {delivered}}}}}')
     queues = rows(root)
-    made = plan(root, "--apply", "--yes", code=int(count is not None))
-    assert lost(made) == ({} if count is None else {("messages", LONG): count})
+    planned = plan(root, "--apply", "--yes", code=int(count is not None))
+    assert lost(planned) == ({} if count is None else {("messages", LONG): count})
     assert rows(root) == queues
-    one = next(record for record in records(root) if b"RMQCTL" in record.properties)
-    known = dict(part.split(b"\1") for part in one.properties.split(b"\2") if part)
-    assert (one.queue_offset, known[b"RMQCTL"], known[b"REAL_QID"]) == (1, b"left-out", b"0")
-    assert known[b"REAL_TOPIC"] == b"RMQ_SYS_TRANS_HALF_TOPIC"  # a broker discards it
+    record = next(record for record in records(root) if b"RMQCTL" in record.properties)
+    parts = dict(part.split(b"\1") for part in record.properties.split(b"\2") if part)
+    assert (record.queue_offset, parts[b"RMQCTL"], parts[b"REAL_QID"]) == (1, b"left-out", b"0")
+    assert parts[b"REAL_TOPIC"] == b"RMQ_SYS_TRANS_HALF_TOPIC"  # a broker discards it
     assert start(root)["losses"] == []
 
 
@@ -304,19 +306,19 @@ def test_inner_batches_are_left_out(golden_copy: GoldenFolder) -> None:
             "topicName": "TP_pay_Topic", "attributes": {"queue.type": "BatchCQ"}}}}),
             ("consumerOffset.json", {"offsetTable": {"TP_pay_Topic@g": {"0": 40}}})):
         (root / "config" / name).write_text(json.dumps(table))
-    made = plan(root, "--apply", "--yes", code=1)
-    assert made["settings_dropped"] == [{
+    planned = plan(root, "--apply", "--yes", code=1)
+    assert planned["settings_dropped"] == [{
         "file": "config/topics.json", "name": "TP_pay_Topic", "field": "attributes",
         "value": {"queue.type": "BatchCQ"}}]
     assert b"TP_pay_Topic" in (root / "config/topics.json").read_bytes()  # producers go on
     assert b"TP_pay_Topic" not in (root / "config/consumerOffset.json").read_bytes()
-    assert lost(made) == {("messages", "TP_pay_Topic"): 233, ("messages", "TP_user_Event5"): 215}
-    assert made["messages_lost_total"] == 448
+    assert lost(planned) == {("messages", "TP_pay_Topic"): 233, ("messages", "TP_user_Event5"): 215}
+    assert planned["messages_lost_total"] == 448
     assert not (root / "batchconsumequeue").exists()
     assert {topic for topic, _ in rows(root)} == {"TP_geo_evt-x"}
     assert not any(record.sys_flag & sysflag.INNER_BATCH for record in records(root))
-    found = start(root)
-    assert (found["messages_lost"], found["losses"]) == (0, [])
+    prediction = start(root)
+    assert (prediction["messages_lost"], prediction["losses"]) == (0, [])
     assert lost(run("convert", root, "--for", "5.0.0", "-o", "json").expect(0).json()) == {}
 
 
@@ -334,37 +336,37 @@ def test_a_batch_queue_without_batches_becomes_a_plain_one(tmp_path: Path, first
     folder = root / "batchconsumequeue/orders/0"
     folder.mkdir(parents=True)
     (folder / f"{0:020d}").write_bytes(units.tobytes().ljust(46 * 30, b"\0"))
-    made = plan(root, "--consumequeue-file-size", "60", "--apply", "--yes")
-    assert lost(made) == {}
+    planned = plan(root, "--consumequeue-file-size", "60", "--apply", "--yes")
+    assert lost(planned) == {}
     with Store.open(root) as store:
         queue = store.queues["orders", 0]
         assert queue.disk_end == first + len(wanted)
         assert queue.units(first, len(wanted)).tolist() == wanted
-    run("undo", root, made["id"], "--yes").expect(0)
+    run("undo", root, planned["id"], "--yes").expect(0)
     assert folder.exists()
 
 
 def test_timed_messages_are_listed(golden: GoldenFolder) -> None:
-    made = plan(golden("5.3.3/timer/store"), code=1)
-    assert lost(made) == {("timers", "TP_ship_Topic"): 17, ("timers", "TP_user_Event8"): 30}
-    assert "5.0.0" in made["not_converted"][0]["remedy"]
-    assert made["actions"] == []  # a later broker goes on with them
-    assert "timerlog" in made["notes"][0]
+    planned = plan(golden("5.3.3/timer/store"), code=1)
+    assert lost(planned) == {("timers", "TP_ship_Topic"): 17, ("timers", "TP_user_Event8"): 30}
+    assert "5.0.0" in planned["not_converted"][0]["remedy"]
+    assert planned["actions"] == []  # a later broker goes on with them
+    assert "timerlog" in planned["notes"][0]
 
 
 def test_messages_of_pop_are_listed(tmp_path: Path) -> None:
     root = popped.build(tmp_path / "store", (*popped.ORDERS, popped.check_point(0)), -1).root
-    made = plan(root, code=1)
-    assert lost(made) == {("messages", None): 3}
-    assert "pop release" in made["not_converted"][0]["remedy"]
+    planned = plan(root, code=1)
+    assert lost(planned) == {("messages", None): 3}
+    assert "pop release" in planned["not_converted"][0]["remedy"]
 
 
 def test_messages_of_the_tier_alone_are_listed(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/tiered/store")
     for file in sorted((root / "commitlog").iterdir())[:5]:
         file.unlink()
-    made = plan(root, code=1)
-    assert [row["consequence"] for row in made["not_converted"]] == [
+    planned = plan(root, code=1)
+    assert [row["consequence"] for row in planned["not_converted"]] == [
         "a 4.9.3 broker does not read tiered storage"]
 
 
@@ -372,8 +374,8 @@ def test_compression_that_older_clients_cannot_read(tmp_path: Path) -> None:
     """It stays: which clients read the topic is not known, so nothing is lost."""
     root = tiny.build(tmp_path / "store", (*DEFAULT, Spec(
         "orders", 0, b"lz4", {"UNIQ_KEY": "0C"}, sys_flag=0x101))).root
-    made = plan(root)
-    assert [(row["count"], row["lost"]) for row in made["not_converted"]] == [(1, False)]
+    planned = plan(root)
+    assert [(row["count"], row["lost"]) for row in planned["not_converted"]] == [(1, False)]
     assert run("convert", root, "--for", "4.9.4", "-o", "json").expect(0).json()[
         "not_converted"] == []
 
@@ -384,8 +386,8 @@ def test_compression_that_older_clients_cannot_read(tmp_path: Path) -> None:
 def test_undo_brings_everything_back(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/batchcq/store")
     kept = snapshot.copy_tree(root, root.parent / "kept")
-    made = plan(root, "--apply", "--yes", code=1)
-    run("undo", root, made["id"], "--yes").expect(0)
+    planned = plan(root, "--apply", "--yes", code=1)
+    run("undo", root, planned["id"], "--yes").expect(0)
     shutil.rmtree(root / ".rmqctl")
     differences = snapshot.take(kept, inodes=False).differences(snapshot.take(root, inodes=False))
     assert [line for line in differences if not line.startswith("changed: . ")] == []
@@ -442,7 +444,7 @@ def test_open_transactions_of_long_topics_are_listed(tmp_path: Path) -> None:
     topics = config_json.parse((root / "config/topics.json").read_bytes()).value
     topics["topicConfigTable"][LONG] = {"topicName": LONG}
     (root / "config/topics.json").write_text(json.dumps(topics))
-    made = plan(root, code=1)
-    assert lost(made) == {("messages", None): 2}
-    assert "transactions list" in made["not_converted"][0]["remedy"]
+    planned = plan(root, code=1)
+    assert lost(planned) == {("messages", None): 2}
+    assert "transactions list" in planned["not_converted"][0]["remedy"]
     assert lost(run("convert", root, "--for", "5.1.0", "-o", "json").expect(0).json()) == {}

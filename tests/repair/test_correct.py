@@ -90,14 +90,15 @@ def test_a_text_with_a_damaged_sector_is_not_explained_elsewhere(
             at = start + shift
             body = text[:at] + filled + text[at + size:]
             place = at + size + 340 if number % 2 else at - 40 if at > 40 else at + size + 40
-            raw, one = record_of(body)
-            found = after(raw, how, (body_at(one) + place, 4))
-            assert (is_back(raw, found) if is_corrected else found is None), (shift, number)
+            raw, line = record_of(body)
+            correction = after(raw, how, (body_at(line) + place, 4))
+            assert (is_back(raw, correction) if is_corrected
+                    else correction is None), (shift, number)
 
 
 def test_all_chances_of_a_repair_are_bounded() -> None:
     """Whatever is tried in one repair: few wrong corrections are expected, and said to be."""
-    luck, chances, found = random.Random(1), Chances(), 0
+    luck, chances, count = random.Random(1), Chances(), 0
     for number in range(400):
         raw, record = record_of(luck.randbytes(800), physical_offset=4096 * number)
         turned = bytearray(raw)
@@ -105,8 +106,8 @@ def test_all_chances_of_a_repair_are_bounded() -> None:
         turned[body_at(record) + 300] ^= 0xFF * (number % 2)
         result = corrected(bytes(turned), decode(bytes(turned)), "byte", False, chances)
         assert chances.expected <= MAX_WRONG
-        found += isinstance(result, Correction)
-    assert 40 < found < 200
+        count += isinstance(result, Correction)
+    assert 40 < count < 200
     # What nothing explains leaves room for what a bit does.
     chances = Chances()
     for place in range(1000):

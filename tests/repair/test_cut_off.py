@@ -29,8 +29,8 @@ def cut(request, golden_copy) -> tuple[Path, int]:
 def test_what_was_cut_off_is_no_damage(cut):
     root, end = cut
     judged = rmqctl("verify", root, "-o", "json").expect(0).json()
-    assert {one["severity"] for one in judged["findings"]} == {"info"}
-    (left,) = [one for one in judged["findings"] if one["category"] == "cut-off"]
+    assert {finding["severity"] for finding in judged["findings"]} == {"info"}
+    (left,) = [finding for finding in judged["findings"] if finding["category"] == "cut-off"]
     assert (left["offset"], left["count"]) == (end, 20)
     predicted = rmqctl("preflight", root, "-o", "json").expect(0).json()
     assert (predicted["truncate_to"], predicted["messages_lost"]) == (end, 0)
@@ -52,8 +52,8 @@ def test_writing_goes_on_there_and_leaves_no_rest(cut):
                      str(number), "-o", "json").expect(0).json()
         assert put["queue_offset"] == 43 + number
         assert (put["physical_offset"] == end) == (not number)
-    found = rmqctl("verify", root, "-o", "json").expect(0).json()["findings"]
-    assert {one["category"] for one in found} <= {"lost-in-repair"}
+    findings = rmqctl("verify", root, "-o", "json").expect(0).json()["findings"]
+    assert {finding["category"] for finding in findings} <= {"lost-in-repair"}
 
 
 def test_undone_it_is_damage_again(cut):
@@ -66,8 +66,8 @@ def test_undone_it_is_damage_again(cut):
 
 def test_salvage_still_brings_it_back(cut):
     root, end = cut
-    made = rmqctl("recover", root, "--correct", "off", "--apply", "-o", "json").expect(1).json()
-    assert any(f"truncated the log at {end}" in note for note in made["notes"])
+    answer = rmqctl("recover", root, "--correct", "off", "--apply", "-o", "json").expect(1).json()
+    assert any(f"truncated the log at {end}" in note for note in answer["notes"])
     assert rmqctl("verify", root, "-o", "json").expect(0).json()["coverage"]["messages"] == 274
 
 
@@ -129,8 +129,9 @@ def test_damage_at_the_same_place_in_newer_messages_is_damage(cut):
     (root / FILE).write_bytes(data)
     predicted = rmqctl("preflight", root, "-o", "json").expect(1).json()
     assert (predicted["truncate_to"], predicted["messages_lost"]) == (end, 2)
-    found = rmqctl("verify", root, "-o", "json").expect(1).json()["findings"]
-    assert any(one["category"] == "body-crc" and one["offset"] == end for one in found)
+    findings = rmqctl("verify", root, "-o", "json").expect(1).json()["findings"]
+    assert any(finding["category"] == "body-crc" and finding["offset"] == end
+               for finding in findings)
 
 
 @pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"format": 1, "end": 1e400, "used": 0}',
@@ -150,7 +151,7 @@ def test_where_it_cannot_be_known_both_meanings_are_said(golden, version: str):
     assert predicted.json()["messages_lost"] == 20
     assert any("it is unknown which" in note for note in predicted.json()["notes"])
     judged = rmqctl("verify", root, "-o", "json").expect(1).json()
-    (damage,) = [one for one in judged["findings"] if one["category"] == "body-crc"]
+    (damage,) = [finding for finding in judged["findings"] if finding["category"] == "body-crc"]
     assert damage["severity"] == "error"
     assert ("perhaps truncated by a startup" in damage["detail"]) == (version == "5.3.3")
 

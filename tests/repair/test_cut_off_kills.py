@@ -83,30 +83,31 @@ def torn_put(store: Path, at: int) -> bool:
 
 def serious(store: Path) -> dict[str, int]:
     """Category -> physical offset, or place, of what `verify` finds wrong."""
-    found = run("verify", store, *JSON).expect(0, 1).json()["findings"]
-    return {one["category"]: one["offset"] for one in found if one["severity"] != "info"}
+    findings = run("verify", store, *JSON).expect(0, 1).json()["findings"]
+    return {finding["category"]: finding["offset"] for finding in findings
+            if finding["severity"] != "info"}
 
 
 def check(store: Path, version: str, *, goes_on: bool) -> None:
     """A store after a kill: what is said of it, and what follows (``goes_on`` with messages)."""
-    said = f"{version}, {sorted(str(path) for path in store.glob('.rmqctl/*'))}"
+    text = f"{version}, {sorted(str(path) for path in store.glob('.rmqctl/*'))}"
     # That the keys behind doubtful index files must be indexed again is no old damage.
-    assert {*serious(store)} <= {"index-behind", "index-missing", "index-key-missing"}, said
+    assert {*serious(store)} <= {"index-behind", "index-missing", "index-key-missing"}, text
     predicted = run("preflight", store, "--broker-version", version, *JSON).json()
-    assert predicted["messages_lost"] == 0, said
+    assert predicted["messages_lost"] == 0, text
     if not goes_on:
         run("recover", store, "--strategy", "broker", "--broker-version", version, "--apply",
             "--yes").expect(0)
-        assert {*serious(store)} == set(), said
+        assert {*serious(store)} == set(), text
         return
     run("write", store, *PUT, "body1").expect(0)
-    found = run("verify", store, *JSON).expect(0).json()["findings"]
-    assert {one["category"] for one in found} <= {"lost-in-repair"}, said
+    findings = run("verify", store, *JSON).expect(0).json()["findings"]
+    assert {finding["category"] for finding in findings} <= {"lost-in-repair"}, text
     assert not (store / NOTE).exists()
     data = bytearray((store / FILE).read_bytes())
     data[data.index(b"body1")] ^= 1
     (store / FILE).write_bytes(data)
-    assert "body-crc" in serious(store), said
+    assert "body-crc" in serious(store), text
 
 
 @pytest.mark.long

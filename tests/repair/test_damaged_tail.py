@@ -21,8 +21,8 @@ Hurt = Callable[[Path, Tiny, list[Placed]], None]
 """Of the last messages, which are given."""
 
 
-def place_of(store: Tiny, one: Placed) -> tuple[str, int]:
-    return store.place(one.record.physical_offset)
+def place_of(store: Tiny, record: Placed) -> tuple[str, int]:
+    return store.place(record.record.physical_offset)
 
 
 def torn(root: Path, store: Tiny, last: list[Placed]) -> None:
@@ -41,15 +41,15 @@ def short(root: Path, store: Tiny, last: list[Placed]) -> None:
 
 
 def overwritten(root: Path, store: Tiny, last: list[Placed]) -> None:
-    for one in last:
-        file, at = place_of(store, one)
-        damage.write(root, file, at + 30, b"\xaa" * (one.record.total_size - 40))
+    for record in last:
+        file, at = place_of(store, record)
+        damage.write(root, file, at + 30, b"\xaa" * (record.record.total_size - 40))
 
 
 HURT: tuple[Hurt, ...] = (torn, zeroed, short, overwritten)
 
 
-def made(root: Path, hurt: Hurt, *, read_all: bool = False, count: int = 2) -> int:
+def damage_tail(root: Path, hurt: Hurt, *, read_all: bool = False, count: int = 2) -> int:
     """A store with a damaged end; how many messages that loses. ``read_all``: a group has read all
     of them.
     """
@@ -65,8 +65,8 @@ def made(root: Path, hurt: Hurt, *, read_all: bool = False, count: int = 2) -> i
 
 
 def doctor(root: Path) -> dict[str, Any]:
-    said: dict[str, Any] = run("doctor", root, *JSON).expect(0, 1).json()
-    return said
+    answer: dict[str, Any] = run("doctor", root, *JSON).expect(0, 1).json()
+    return answer
 
 
 def commands(document: dict[str, Any], root: Path) -> list[str]:
@@ -76,15 +76,15 @@ def commands(document: dict[str, Any], root: Path) -> list[str]:
 @pytest.mark.parametrize("hurt", HURT)
 def test_truncating_is_offered_before_fillers(tmp_path: Path, hurt: Hurt) -> None:
     root = tmp_path / "store"
-    lost = made(root, hurt)
-    said = doctor(root)
-    assert said["already_lost"] == lost
-    names = [command.partition(" --to-phy ")[0] for command in commands(said, root)]
+    lost = damage_tail(root, hurt)
+    diagnosis = doctor(root)
+    assert diagnosis["already_lost"] == lost
+    names = [command.partition(" --to-phy ")[0] for command in commands(diagnosis, root)]
     assert names[:3] == ["rmqctl recover S --from COPY", "rmqctl truncate S", "rmqctl recover S"]
-    assert [step["loses"] for step in said["steps"][1:3]] == [{"messages": lost}] * 2
+    assert [step["loses"] for step in diagnosis["steps"][1:3]] == [{"messages": lost}] * 2
     # The plan of recover names both, too.
     plan = run("recover", root, *JSON).expect(1).json()
-    assert plan["steps"][0] == said["steps"][1]
+    assert plan["steps"][0] == diagnosis["steps"][1]
     assert [step["loses"] for step in plan["steps"]] == [{"messages": lost}] * 2
     assert plan["steps"][1]["command"].endswith("--apply")
     page = run("recover", root).expect(1).out
@@ -97,17 +97,17 @@ def test_truncating_is_offered_before_fillers(tmp_path: Path, hurt: Hurt) -> Non
 def test_following_the_advice_keeps_the_numbers(tmp_path: Path, hurt: Hurt, *,
                                                 read_all: bool) -> None:
     root = tmp_path / "store"
-    lost = made(root, hurt, read_all=read_all)
-    said = doctor(root)
+    lost = damage_tail(root, hurt, read_all=read_all)
+    diagnosis = doctor(root)
     done: list[str] = []
-    while not said["sound"]:
-        command = next(step["command"] for step in said["steps"]
+    while not diagnosis["sound"]:
+        command = next(step["command"] for step in diagnosis["steps"]
                        if step["effect"] != "read-only" and "--from COPY" not in step["command"])
         assert command not in done
         done.append(command)
         run(*shlex.split(command)[1:], "--apply", "--yes").expect(0, 1)
-        said = doctor(root)
-        assert [said[name] for name in COUNTS] == [lost, 0, 0]
+        diagnosis = doctor(root)
+        assert [diagnosis[name] for name in COUNTS] == [lost, 0, 0]
     assert done[0].startswith("rmqctl truncate ")
     assert any("--beyond-end" in command for command in done) == read_all
 
@@ -120,9 +120,9 @@ def test_where_intact_messages_follow_it_is_not_offered(tmp_path: Path, hurt: Hu
     assert not any(" truncate " in command for command in doctor(root)["next"])
     # With damage at the end as well it is offered for that alone.
     hurt(root, store, store.messages[-2:])
-    said = doctor(root)
-    assert said["already_lost"] == 4
-    step = next(step for step in said["steps"] if " truncate " in step["command"])
+    diagnosis = doctor(root)
+    assert diagnosis["already_lost"] == 4
+    step = next(step for step in diagnosis["steps"] if " truncate " in step["command"])
     assert step["loses"] == {"messages": 2}
     assert step["command"].endswith(f" {store.messages[-2].record.physical_offset}")
 

@@ -46,8 +46,8 @@ def change(store: Path, put: Put, before: bytes, after: bytes) -> None:
 
 
 def recover(store: Path, *options: str) -> dict[str, Any]:
-    found: dict[str, Any] = run("recover", store, *SIZES, *options, *JSON).expect(0, 1).json()
-    return found
+    answer: dict[str, Any] = run("recover", store, *SIZES, *options, *JSON).expect(0, 1).json()
+    return answer
 
 
 @pytest.mark.parametrize(("before", "after"), [
@@ -59,7 +59,7 @@ def test_an_entry_proves_what_a_property_was(before: bytes, after: bytes, tmp_pa
     change(store, puts[7], before, after)
     assert not run("verify", store, *SIZES, *JSON).expect(1).json()["ok"]
     plan = recover(store)
-    assert [(one["action"], one["length"]) for one in plan["actions"]] == [
+    assert [(action["action"], action["length"]) for action in plan["actions"]] == [
         ("correct", 1)]
     recover(store, "--apply", "--yes")
     assert contents(store) == whole
@@ -122,8 +122,8 @@ def test_garbage_over_all_keys_takes_no_entry_away(keys: list[str], tmp_path: Pa
     old = " ".join(f"{key}-07" for key in keys).encode()
     change(store, puts[7], old, b"zq" * (len(old) // 2) + b"z" * (len(old) % 2))
     before = contents(store)
-    found = recover(store, "--apply", "--yes", "--ambiguous", "leave-out")
-    assert contents(store) == before, found["actions"]
+    plan = recover(store, "--apply", "--yes", "--ambiguous", "leave-out")
+    assert contents(store) == before, plan["actions"]
     assert not run("verify", store, *SIZES, *JSON).expect(1).json()["ok"]
     # An index of another log, stored at other times, is made anew.
     other = Writer(Layout(log_file_size=64 << 10, index_slots=101, index_entries=256),
@@ -169,11 +169,11 @@ def test_zeroed_index_entries_are_of_no_message(tmp_path: Path) -> None:
 def test_a_place_is_explained(number: int, verdict: str, remedy: str, tmp_path: Path) -> None:
     store, puts = orders(tmp_path)
     damage.zero(store, f"commitlog/{0:020d}", puts[8].physical, puts[8].size)
-    one = puts[number]
-    asked = ("recover", store, *SIZES, "--explain", str(one.physical + 5))
+    message = puts[number]
+    asked = ("recover", store, *SIZES, "--explain", str(message.physical + 5))
     place = run(*asked, *JSON).expect(0).json()
     assert (place["verdict"], place["remedy"]) == (verdict, remedy)
-    assert (place["start"], place["end"]) == (one.physical, one.end)
-    assert "record" in {each["source"] for each in place["evidence"]}
+    assert (place["start"], place["end"]) == (message.physical, message.end)
+    assert "record" in {reason["source"] for reason in place["evidence"]}
     run(*asked, "--apply").expect(2)
     run("recover", store, *SIZES, "--explain", "99999999").expect(2)

@@ -94,17 +94,17 @@ def test_heads_of_entries_are_no_damage_for_who_carves(tmp_path: Path, name: str
     data = sorted((store / "dledger-n0/data").iterdir())[1]
     image = tmp_path / "image"
     image.write_bytes(data.read_bytes())
-    found = run("carve", image, "-o", "jsonl").expect(0)
-    assert [row["physical_offset"] for row in found.jsonl()] == [
+    result = run("carve", image, "-o", "jsonl").expect(0)
+    assert [row["physical_offset"] for row in result.jsonl()] == [
         row["physical_offset"] for row in read
         if int(data.name) <= row["physical_offset"] < int(data.name) + data.stat().st_size]
-    assert "doubtful" not in found.err
+    assert "doubtful" not in result.err
     # A damaged head is one place, and costs no message.
     torn = bytearray(data.read_bytes())
-    torn[found.jsonl()[2]["source_offset"] - 24] ^= 0xff
+    torn[result.jsonl()[2]["source_offset"] - 24] ^= 0xff
     (tmp_path / data.name).write_bytes(torn)
     broken = run("carve", tmp_path / data.name, "-o", "jsonl")
-    assert len(broken.jsonl()) == len(found.jsonl())
+    assert len(broken.jsonl()) == len(result.jsonl())
     assert "1 place where a log ends early or is interrupted" in broken.err
 
 
@@ -113,8 +113,8 @@ def test_heads_of_entries_are_no_damage_for_who_carves(tmp_path: Path, name: str
 def test_the_view_of_a_broker_is_what_its_start_leaves(name: str) -> None:
     store = layout_set(name) / "before"
     expect = engine.load(layout_set(name) / "expect.json")
-    said = run("info", store, "--view", "broker", "-o", "json").expect(0).json()
-    assert said["max_phy_offset"] == expect.max_physical_offset
+    answer = run("info", store, "--view", "broker", "-o", "json").expect(0).json()
+    assert answer["max_phy_offset"] == expect.max_physical_offset
     rows = run("read", store, "--view", "broker", "-o", "jsonl").expect(0, 1).jsonl()
     assert all(row["physical_offset"] < expect.max_physical_offset for row in rows)
 
@@ -179,18 +179,18 @@ def test_a_plan_counts_what_the_end_of_the_log_lost_as_doctor_does(tmp_path: Pat
         [config_tables.GROUP], five=five))
     config_tables.put(store, "consumerOffset.json", config_tables.offset_table(
         config_tables.committed(store, at), five=five))
-    said = run("doctor", store, "-o", "json").expect(1).json()
+    answer = run("doctor", store, "-o", "json").expect(1).json()
     plan = run("recover", store, "-o", "json").expect(1).json()
-    assert said["already_lost"] == plan.get("messages_lost_total", len(plan["messages_lost"])) > 0
-    assert said["groups_affected"] == plan["groups_affected"] > 0
+    assert answer["already_lost"] == plan.get("messages_lost_total", len(plan["messages_lost"])) > 0
+    assert answer["groups_affected"] == plan["groups_affected"] > 0
     lost = {(row["group"], row["topic"], row["queue_id"]): (row["lost_before"], row["lost_after"])
-            for row in said["consumers"]}
+            for row in answer["consumers"]}
     assert {place: some for place, some in lost.items() if any(some)} == {
         (row["group"], row["topic"], row["queue_id"]): (row["lost_before"], row["lost_after"])
         for row in plan["consumers"] if row["lost_before"] or row["lost_after"]}
     run("recover", store, "--apply", "--yes").expect(1)
     after = run("doctor", store, "-o", "json").expect(1).json()
-    assert after["already_lost"] == said["already_lost"]
+    assert after["already_lost"] == answer["already_lost"]
 
 
 @pytest.mark.parametrize("index", [True, False], ids=["index", "no index"])

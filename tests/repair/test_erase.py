@@ -62,14 +62,14 @@ def records(root: Path) -> Iterator[Record]:
             yield from (decode(batch.bytes_at(row)) for row in range(len(batch)))
 
 
-def found(root: Path, body: bytes = SECRET) -> list[str]:
+def files_containing(root: Path, body: bytes = SECRET) -> list[str]:
     """Where a run of 16 bytes of the body is, in files or in decompressed records."""
     runs = [body[at:at + 16] for at in range(len(body) - 15)]
     places = [str(path.relative_to(root)) for path in sorted(root.rglob("*")) if path.is_file()
-              and (data := path.read_bytes().rstrip(b"\0")) and any(one in data for one in runs)]
+              and (data := path.read_bytes().rstrip(b"\0")) and any(run in data for run in runs)]
     for record in records(root):
         plain = bodies.decompressed(sysflag.compression(record.sys_flag), record.body)[0]
-        places += [f"record {record.physical_offset}" for one in runs[:1] if one in plain]
+        places += [f"record {record.physical_offset}" for run in runs[:1] if run in plain]
     return places
 
 
@@ -87,15 +87,15 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_no_run_of_the_body_is_left(way: str, root: Path) -> None:
     name, *options = WAYS[way]
-    assert len(found(root)) >= COPIES
+    assert len(files_containing(root)) >= COPIES
     before = {record.physical_offset: record for record in records(root)}
-    made = delete(root, name, root, *options, "--purge")
-    assert found(root) == []
-    assert len(made["erased"]) == COPIES
+    deletion = delete(root, name, root, *options, "--purge")
+    assert files_containing(root) == []
+    assert len(deletion["erased"]) == COPIES
     assert run("verify", root).expect(0)
     after = {record.physical_offset: record for record in records(root)}
     assert before.keys() == after.keys()
-    gone = {line["physical_offset"] for line in made["erased"]}
+    gone = {line["physical_offset"] for line in deletion["erased"]}
     for physical, record in after.items():
         old = before[physical]
         if physical in gone:
@@ -137,7 +137,8 @@ def test_a_list_of_ids_and_a_certificate(root: Path, tmp_path: Path) -> None:
     assert len(document["erased"]) == COPIES + 1
     assert all(len(line["sha256"]) == 64 for line in document["erased"])
     assert "c4711" not in certificate.read_text()
-    assert found(root, b"another letter, of somebody else") == found(root) == []
+    assert files_containing(root,
+                            b"another letter, of somebody else") == files_containing(root) == []
 
 
 def test_the_certificate_after_an_interruption(root: Path, tmp_path: Path,
@@ -173,7 +174,7 @@ def test_a_message_that_claims_to_be_erased_is_erased(way: str, tmp_path: Path) 
     root = Path(tiny_stores.build(tmp_path / "store", (*DEFAULT, claims)).root)
     name, *options = WAYS[way]
     delete(root, name, root, *options, "--purge")
-    assert found(root) == []
+    assert files_containing(root) == []
     assert delete(root, name, root, *options)["actions"] == []
 
 
@@ -182,9 +183,9 @@ def test_the_same_body_under_another_id_is_only_counted(tmp_path: Path) -> None:
               Spec("bills", 0, SECRET, raw_properties=""))
     root = Path(tiny_stores.build(tmp_path / "store", (*SPECS, *others)).root)
     assert delete(root, "message", root, "--id", ID, "--purge")["same_body"] == 2
-    assert found(root)
+    assert files_containing(root)
     delete(root, "message", root, "--id", "0A00000700000030", "--purge", "--same-body")
-    assert found(root) == []
+    assert files_containing(root) == []
 
 
 def test_an_id_that_a_stranger_chose_leads_to_no_other_message(tmp_path: Path) -> None:
@@ -194,20 +195,20 @@ def test_an_id_that_a_stranger_chose_leads_to_no_other_message(tmp_path: Path) -
         hostile = Spec("orders", 0, b"a message of a stranger", {
             "UNIQ_KEY": "0A00000700000050", "KEYS": "h", name: value})
         root = Path(tiny_stores.build(tmp_path / name, (*SPECS, honest, hostile)).root)
-        made = delete(root, "message", root, "--key", "h", "--purge")
-        assert found(root, hostile.body) == []
-        assert [line["topic"] for line in made["erased"]] == ["orders"]
-        assert found(root, honest.body)
+        deletion = delete(root, "message", root, "--key", "h", "--purge")
+        assert files_containing(root, hostile.body) == []
+        assert [line["topic"] for line in deletion["erased"]] == ["orders"]
+        assert files_containing(root, honest.body)
 
 
 def test_a_topic_goes_with_everything(root: Path) -> None:
-    made = delete(root, "topic", root, "orders", "--purge")
-    assert found(root) == []
+    deletion = delete(root, "topic", root, "orders", "--purge")
+    assert files_containing(root) == []
     assert not (root / "consumequeue/orders").exists()
     for name in ("topics.json", "consumerOffset.json"):
         assert "orders" not in (root / "config" / name).read_text()
     assert not any(record.topic == b"orders" for record in records(root))
-    assert {line["what"] for line in made["erased"]} >= {"message", "retry", "dlq", "half"}
+    assert {line["what"] for line in deletion["erased"]} >= {"message", "retry", "dlq", "half"}
     run("verify", root).expect(0)
     # A rebuild does not bring it back.
     run("recover", root, "--only", "consumequeue,index", "--apply", "--yes").expect(0)
@@ -231,13 +232,13 @@ def test_messages_that_a_group_sent_back_are_not_erased_where_they_came_from(
     waiting = Spec("SCHEDULE_TOPIC_XXXX", 1, b"waits to be sent back", {
         **NAMED, "REAL_TOPIC": "%RETRY%billing", "REAL_QID": "0", "RETRY_TOPIC": "orders"})
     other = Path(tiny_stores.build(root.parent / "other", (*SPECS, waiting)).root)
-    made = delete(root, *words[:1], root, words[1], "--purge")
-    assert {line["topic"] for line in made["erased"]} == own
+    deletion = delete(root, *words[:1], root, words[1], "--purge")
+    assert {line["topic"] for line in deletion["erased"]} == own
     after = {record.physical_offset: record for record in records(root)}
     assert {record.topic.decode() for physical, record in before.items()
             if after[physical] != record} == own
-    made = delete(other, *words[:1], other, words[1])
-    assert {line["topic"] for line in made["erased"]} == own | (
+    deletion = delete(other, *words[:1], other, words[1])
+    assert {line["topic"] for line in deletion["erased"]} == own | (
         set() if "%DLQ" in words[1] else {"SCHEDULE_TOPIC_XXXX"})
 
 
@@ -245,10 +246,10 @@ def test_a_message_passed_on_stays_when_its_first_topic_goes(tmp_path: Path) -> 
     passed_on = (Spec("bills", 0, SECRET, NAMED),
                  Spec("%RETRY%others", 0, SECRET, {**NAMED, "RETRY_TOPIC": "bills"}))
     root = Path(tiny_stores.build(tmp_path / "store", (*SPECS, *passed_on)).root)
-    made = delete(root, "topic", root, "orders")
-    assert {line["topic"] for line in made["erased"]} >= {"orders", "%DLQ%billing"}
-    assert not {line["topic"] for line in made["erased"]} & {"bills", "%RETRY%others"}
-    assert made["same_body"] == len(passed_on)
+    deletion = delete(root, "topic", root, "orders")
+    assert {line["topic"] for line in deletion["erased"]} >= {"orders", "%DLQ%billing"}
+    assert not {line["topic"] for line in deletion["erased"]} & {"bills", "%RETRY%others"}
+    assert deletion["same_body"] == len(passed_on)
 
 
 @pytest.mark.parametrize("words", [("topic", "orders"), ("group", "billing")], ids=" ".join)
@@ -320,8 +321,8 @@ def test_bytes_of_an_earlier_use_are_counted(root: Path) -> None:
     data = bytearray(last.read_bytes())
     data[-40:-40 + len(SECRET)] = SECRET
     last.write_bytes(data)
-    made = delete(root, "message", root, "--id", ID, "--purge")
-    assert list(made["bytes_left"].values()) == [len(SECRET)]
+    deletion = delete(root, "message", root, "--id", ID, "--purge")
+    assert list(deletion["bytes_left"].values()) == [len(SECRET)]
 
 
 def test_it_finds_nothing_without_a_word(root: Path) -> None:
@@ -384,11 +385,11 @@ def test_a_message_of_a_batch(batched: tuple[Path, list[Record]]) -> None:
         item.body in other.body for other in items) == 1)
     assert chosen.unique_key is not None
     before = list(records(root))
-    made = delete(root, "message", root, "--id", chosen.unique_key.decode(), "--purge")
-    assert [line["what"] for line in made["erased"]] == ["in a batch"]
-    assert [action["proof"] for action in made["actions"]] == made["erased"]
-    assert made["erased"][0]["body_sha256"] == hashlib.sha256(chosen.body).hexdigest()
-    assert found(root, chosen.body) == []
+    deletion = delete(root, "message", root, "--id", chosen.unique_key.decode(), "--purge")
+    assert [line["what"] for line in deletion["erased"]] == ["in a batch"]
+    assert [action["proof"] for action in deletion["actions"]] == deletion["erased"]
+    assert deletion["erased"][0]["body_sha256"] == hashlib.sha256(chosen.body).hexdigest()
+    assert files_containing(root, chosen.body) == []
     # All else is as it was, and readable.
     after = list(records(root))
     changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
@@ -410,17 +411,17 @@ def test_messages_of_batches_are_found_by_their_own_keys_and_properties(
     topic, chosen = next((record.topic.decode(), item) for record in batches
                          for item in inner_messages(record) if b"KEYS\1" in item.properties
                          and len(item.body) >= 16)
-    known = props.parse(chosen.properties.decode())
-    for way in (("--key", known["KEYS"].split()[0]),
-                ("--property", f"KEYS={known['KEYS']}"),
-                ("--key", known["KEYS"].split()[0], "--topic", topic)):
+    properties = props.parse(chosen.properties.decode())
+    for way in (("--key", properties["KEYS"].split()[0]),
+                ("--property", f"KEYS={properties['KEYS']}"),
+                ("--key", properties["KEYS"].split()[0], "--topic", topic)):
         plan = run("delete", "message", root, *way, "-o", "json").expect(0).json()
         assert hashlib.sha256(chosen.body).hexdigest() in {
             line["body_sha256"] for line in plan["erased"] if line["what"] == "in a batch"}
     assert run("delete", "message", root, *way[:2], "--topic", "another", "-o", "json").expect(
         0).json()["erased"] == []
     delete(root, "message", root, *way, "--purge")
-    assert found(root, chosen.body) == []
+    assert files_containing(root, chosen.body) == []
     assert delete(root, "message", root, *way)["erased"] == []
 
 
@@ -446,9 +447,9 @@ def test_the_same_body_in_a_batch_is_only_counted(batched: tuple[Path, list[Reco
     lines.write_text(json.dumps({"topic": "TopicTest", "body": copied.body.decode(),
                                  "properties": {"UNIQ_KEY": "0A00000700000060"}}) + "\n")
     run("append", root, lines, "--auto-create-topic").expect(0)
-    made = delete(root, "message", root, "--id", "0A00000700000060")
-    assert made["same_body"] >= 1
-    assert "in a batch" not in {line["what"] for line in made["erased"]}
+    deletion = delete(root, "message", root, "--id", "0A00000700000060")
+    assert deletion["same_body"] >= 1
+    assert "in a batch" not in {line["what"] for line in deletion["erased"]}
 
 
 @pytest.mark.parametrize("name", ["4.9.3/dledger", "5.3.3/dledger"])
@@ -456,7 +457,7 @@ def test_a_dledger_log(name: str, tmp_path: Path) -> None:
     root = layout_copy(name, tmp_path)
     chosen = next(record for record in records(root) if 40 <= len(record.body) < 200)
     delete(root, "message", root, "--id", chosen.message_id, "--purge")
-    assert found(root, bytes(chosen.body)) == []
+    assert files_containing(root, bytes(chosen.body)) == []
     run("verify", root).expect(0)
     run("preflight", root).expect(0)
 
@@ -539,8 +540,8 @@ def test_retry_topics_of_pop_go_with_the_only_group_that_they_can_be_of(
 def packed(*messages: tuple[bytes, dict[str, str]]) -> bytes:
     """The body of a batch."""
     parts = []
-    for content, known in messages:
-        text = props.build(known).encode()
+    for content, message in messages:
+        text = props.build(message).encode()
         parts += [struct.pack(">iiiii", 22 + len(content) + len(text), 0, 0, 0, len(content)),
                   content, struct.pack(">h", len(text)), text]
     return b"".join(parts)
@@ -568,10 +569,10 @@ def test_a_compressed_batch_is_erased_on_request_only(
         [], 1, [])
     assert "--whole-batches also erases 2 other messages" in done.err
     assert [*records(root)] == before
-    made = delete(root, name, root, *options, "--whole-batches", "--purge")
-    assert [line["what"] for line in made["erased"]] == ["batch"]
-    assert (made["batches_left"], made["not_found"]) == (0, [])
-    assert found(root, inner[1][0]) == []
+    deletion = delete(root, name, root, *options, "--whole-batches", "--purge")
+    assert [line["what"] for line in deletion["erased"]] == ["batch"]
+    assert (deletion["batches_left"], deletion["not_found"]) == (0, [])
+    assert files_containing(root, inner[1][0]) == []
     assert [old for old, new in zip(before, records(root), strict=True) if old != new] == [
         record for record in before if record.body == batch.body]
     run("verify", root).expect(0)
@@ -588,9 +589,9 @@ def test_a_small_delayed_message_does_not_stop_its_level(words: tuple[str, str],
     delete(root, *words[:1], root, *words[1:], "--purge")
     [record] = [record for record in records(root) if record.topic == b"SCHEDULE_TOPIC_XXXX"]
     assert not any(record.body)
-    known = props.parse(record.properties.decode())
+    properties = props.parse(record.properties.decode())
     # A broker of 4.9.3 reads the queue id for ever where it is no number.
-    assert known["REAL_QID"].isdecimal()
-    assert (known["DELAY"], "KEYS" in known) == ("3", False)
+    assert properties["REAL_QID"].isdecimal()
+    assert (properties["DELAY"], "KEYS" in properties) == ("3", False)
     run("verify", root).expect(0)
     assert delete(root, *words[:1], root, *words[1:])["erased"] == []

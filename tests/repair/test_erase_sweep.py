@@ -35,8 +35,8 @@ def marks(record: Record) -> Iterator[bytes]:
         for at in {0, len(body) // 2, len(body) - MIN_RUN}:
             if any(run := body[at:at + MIN_RUN]) and len(run) == MIN_RUN:
                 yield run
-    known = props.parse(record.properties.decode("utf-8", "replace"))
-    for key in (known.get(props.UNIQUE_KEY), *props.split_keys(known.get(props.KEYS))):
+    properties = props.parse(record.properties.decode("utf-8", "replace"))
+    for key in (properties.get(props.UNIQUE_KEY), *props.split_keys(properties.get(props.KEYS))):
         if key and len(key) >= 6:
             yield key.encode()
 
@@ -46,9 +46,9 @@ def test_nothing_of_an_erased_message_is_left(what: str, root: Path) -> None:
     before = [*records(root)]
     chosen = next(record for record in before if record.topic.startswith(b"TP_")
                   and len(content(record)) >= MIN_RUN and b"UNIQ_KEY" in record.properties)
-    known = props.parse(chosen.properties.decode())
+    properties = props.parse(chosen.properties.decode())
     words = ([root, chosen.topic.decode()] if what == "topic"
-             else [root, "--id", known[props.UNIQUE_KEY]])
+             else [root, "--id", properties[props.UNIQUE_KEY]])
     run("delete", what, *words, "--apply", "--yes", "--purge", "-o", "json").expect(0)
     after = {record.physical_offset: record for record in records(root)}
     gone = [record for record in before if after.get(record.physical_offset) != record]

@@ -32,8 +32,9 @@ def messages(root: Path) -> list[dict[str, Any]]:
 
 
 def keys(row: dict[str, Any]) -> list[tuple[str, str]]:
-    known = row["properties"]
-    return [(row["topic"], key) for key in key_set(known.get("UNIQ_KEY"), known.get("KEYS"))]
+    properties = row["properties"]
+    return [(row["topic"], key)
+            for key in key_set(properties.get("UNIQ_KEY"), properties.get("KEYS"))]
 
 
 def items(root: Path) -> list[tuple[int, int]]:

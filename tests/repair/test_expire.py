@@ -93,42 +93,43 @@ def derived(root: Path) -> set[str]:
         for path in (root / tree).rglob("*") if path.is_file()}
 
 
-MANY = [one for one in SETS if one.kind != "tiered"]
+MANY = [golden_set for golden_set in SETS if golden_set.kind != "tiered"]
 
 
-@pytest.mark.parametrize("each", sample(MANY, 10, "a cleaner's rules"), ids=lambda one: one.id)
-def test_the_cleaners_rules(each: golden_sets.GoldenSet, golden_copy: GoldenFolder) -> None:
-    root = golden_copy(each.id + "/store")
-    names = log_names(root, each.kind)
+@pytest.mark.parametrize("golden_set", sample(MANY, 10, "a cleaner's rules"),
+                         ids=lambda golden_store: golden_store.id)
+def test_the_cleaners_rules(golden_set: golden_sets.GoldenSet, golden_copy: GoldenFolder) -> None:
+    root = golden_copy(golden_set.id + "/store")
+    names = log_names(root, golden_set.kind)
     for count in sorted({1, len(names) // 2, len(names) - 1} - {0}):
-        age(root, [100.0] * count + [1.0], each.kind)
-        done = run(root, kind=each.kind)
+        age(root, [100.0] * count + [1.0], golden_set.kind)
+        done = run(root, kind=golden_set.kind)
         kept = names[count:] if count < len(names) else names[-1:]
         assert done.min_after == int(kept[0])
         before, gone = derived(root), expected(root, done.min_after)
         with applied_and_undone(done.plan):
-            assert log_names(root, each.kind) == kept
+            assert log_names(root, golden_set.kind) == kept
             assert derived(root) == before - gone
-            assert troubles(root, each.kind) == []
-            with Store.open(root, dirs(each.kind)) as store:
+            assert troubles(root, golden_set.kind) == []
+            with Store.open(root, dirs(golden_set.kind)) as store:
                 assert store.log.min_offset == done.min_after
-                view = broker_view(store, version_for(GENERATION[each.version]))
+                view = broker_view(store, version_for(GENERATION[golden_set.version]))
                 for queue in store.queues.values():
                     bounds = view.bounds(queue)
                     unit = queue.unit(bounds.first) if bounds.first < bounds.end else None
                     # 4.x leaves the beginning of a queue without any message where it was.
                     assert (unit is None or unit.physical_offset >= done.min_after
-                            or (each.version == "4.9.3" and not leads(queue, done.min_after)))
-            again = run(root, kind=each.kind)
+                            or (golden_set.version == "4.9.3" and not leads(queue, done.min_after)))
+            again = run(root, kind=golden_set.kind)
             assert (again.plan.actions, again.plan.steps, again.rows) == ((), (), {})
 
 
-@pytest.mark.parametrize("each", MANY, ids=lambda one: one.id)
-def test_rows_that_expire_are_counted(each: golden_sets.GoldenSet,
+@pytest.mark.parametrize("golden_set", MANY, ids=lambda golden_store: golden_store.id)
+def test_rows_that_expire_are_counted(golden_set: golden_sets.GoldenSet,
                                       golden_copy: GoldenFolder) -> None:
-    root = golden_copy(each.id + "/store")
-    names = log_names(root, each.kind)
-    age(root, [100.0] * (len(names) - 1) + [1.0], each.kind)
+    root = golden_copy(golden_set.id + "/store")
+    names = log_names(root, golden_set.kind)
+    age(root, [100.0] * (len(names) - 1) + [1.0], golden_set.kind)
     wanted: dict[str, int] = {}
     for folder in (root / "consumequeue").glob("*/*"):
         for file in folder.iterdir():
@@ -143,14 +144,15 @@ def test_rows_that_expire_are_counted(each: golden_sets.GoldenSet,
                 if row.is_valid and row.physical_offset < int(names[-1]):
                     topic = folder.parent.name
                     wanted[topic] = wanted.get(topic, 0) + row.batch_size
-    assert run(root, kind=each.kind).rows == wanted
+    assert run(root, kind=golden_set.kind).rows == wanted
 
 
 def test_it_stops_at_the_first_file_that_is_kept(golden_copy: GoldenFolder) -> None:
     root = golden_copy("4.9.3/basic/store")
     age(root, [100.0, 71.9, 100.0])
-    assert [one.target for one in run(root).plan.actions if one.target.startswith("commitlog")] == [
-        f"commitlog/{0:020d}"]
+    assert [action.target for action in run(root).plan.actions
+            if action.target.startswith("commitlog")] == [
+                f"commitlog/{0:020d}"]
 
 
 def test_the_limit_itself_expires(golden_copy: GoldenFolder) -> None:
@@ -201,7 +203,7 @@ def test_what_an_earlier_deletion_left_goes(golden_copy: GoldenFolder) -> None:
     age(root, [1.0])
     done = run(root)
     assert done.min_before == done.min_after == 196608
-    assert {one.target for one in done.plan.actions} == expected(root, 196608) != set()
+    assert {action.target for action in done.plan.actions} == expected(root, 196608) != set()
 
 
 def test_a_queue_file_with_a_damaged_last_row_stays(golden_copy: GoldenFolder) -> None:
@@ -214,7 +216,7 @@ def test_a_queue_file_with_a_damaged_last_row_stays(golden_copy: GoldenFolder) -
     damage.write(root, str(files[1].relative_to(root)), 360, bytes(20))
     damage.write(root, str(files[0].relative_to(root)), 360, bytes(20))
     done = run(root)
-    gone = {one.target for one in done.plan.actions}
+    gone = {action.target for action in done.plan.actions}
     with Store.open(root) as store:
         rows = store.queues[folder.parent.name, int(folder.name)].units(0, 19)
     stays = bool((rows["physical_offset"] >= done.min_after).any())
@@ -231,8 +233,8 @@ def test_a_zero_last_queue_file_does_not_count(golden_copy: GoldenFolder) -> Non
         files = sorted(folder.iterdir())
         (folder / f"{int(files[-1].name) + 380:020d}").write_bytes(bytes(380))
     wanted = expected_without_zero_files(root)
-    assert {one.target for one in run(root).plan.actions
-            if one.target.startswith("consumequeue")} == wanted
+    assert {action.target for action in run(root).plan.actions
+            if action.target.startswith("consumequeue")} == wanted
 
 
 def expected_without_zero_files(root: Path) -> set[str]:
@@ -260,21 +262,21 @@ def test_groups_and_delays_that_lose_messages_are_reported(golden_copy: GoldenFo
                  for unit in consume_queue.UNIT.decode_all(file.read_bytes()) if unit.is_valid]
         expired[folder.parent.name, int(folder.name)] = sum(
             unit.physical_offset < int(names[-1]) for unit in units)
-    key = max((one for one in expired if one[0] in topics), key=lambda one: expired[one])
+    key = max((file for file in expired if file[0] in topics), key=lambda name: expired[name])
     assert expired[key] > 2
     (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": {
         f"{key[0]}@behind": {str(key[1]): 1}, f"{key[0]}@done": {str(key[1]): expired[key]}}}))
-    level = max((one for one in expired if one[0].startswith("SCHEDULE")),
-                key=lambda one: expired[one])
+    level = max((file for file in expired if file[0].startswith("SCHEDULE")),
+                key=lambda name: expired[name])
     others = {str(queue + 1): 1 << 40 for topic, queue in expired if topic.startswith("SCHEDULE")}
     (root / "config" / "delayOffset.json").write_text(json.dumps({"offsetTable": {
         **others, str(level[1] + 1): 0}}))
     notes = run(root).plan.notes
-    assert any(f"{expired[key] - 1} messages not yet consumed expire: behind, {key[0]}" in one
-               for one in notes), notes
+    assert any(f"{expired[key] - 1} messages not yet consumed expire: behind, {key[0]}" in note
+               for note in notes), notes
     assert any(f"{expired[level]} delayed messages not yet delivered expire: the delay service"
-               in one for one in notes), notes
-    assert not any("done," in one for one in notes)
+               in note for note in notes), notes
+    assert not any("done," in note for note in notes)
 
 
 def test_half_messages_and_timers_are_reported(golden_copy: GoldenFolder) -> None:
@@ -284,12 +286,12 @@ def test_half_messages_and_timers_are_reported(golden_copy: GoldenFolder) -> Non
     (root / "config").mkdir(exist_ok=True)
     (root / "config" / "consumerOffset.json").write_text(json.dumps({"offsetTable": {
         "RMQ_SYS_TRANS_HALF_TOPIC@CID_RMQ_SYS_TRANS": {"0": 2}}}))
-    assert any("half messages neither committed nor rolled back expire: CID_RMQ_SYS_TRANS" in one
-               for one in run(root).plan.notes)
+    assert any("half messages neither committed nor rolled back expire: CID_RMQ_SYS_TRANS" in note
+               for note in run(root).plan.notes)
     root = golden_copy("5.3.3/timer/store")
     age(root, [100.0, 1.0])
     damage.write(root, "config/timercheck", 0, bytes(8))
-    assert any("timer messages not yet delivered expire" in one for one in run(root).plan.notes)
+    assert any("timer messages not yet delivered expire" in note for note in run(root).plan.notes)
 
 
 def test_files_copied_without_their_times_are_reported(golden_copy: GoldenFolder) -> None:
@@ -297,7 +299,7 @@ def test_files_copied_without_their_times_are_reported(golden_copy: GoldenFolder
     age(root, [1.0])
     done = run(root)
     assert done.plan.empty
-    assert any("copied without its time" in one for one in done.plan.notes)
+    assert any("copied without its time" in note for note in done.plan.notes)
 
 
 @pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/lmq", "5.3.3/cqext"])
@@ -324,7 +326,7 @@ def test_a_queue_that_loses_all_it_had_left_is_reported(golden_copy: GoldenFolde
         with Store.open(root) as store:
             late = [key for key, queue in store.queues.items() if queue.files
                     and queue.first_index > 0 and (queue.unit(queue.first_index) is not None)]
-        notes = [one for one in done.plan.notes if "start at 0 again" in one]
+        notes = [note for note in done.plan.notes if "start at 0 again" in note]
         empty = [key for key in late if f"{key[0]}-{key[1]}" not in done.plan.topic_queue_table]
         assert bool(notes) is bool(empty)
 

@@ -28,20 +28,20 @@ FILLERS = [
 
 
 def whole(parts: Parts, size: int) -> bytes:
-    found = bytearray(size)
-    OverlayPiece(0, size, parts).read_into(memoryview(found), 0)
-    return bytes(found)
+    data = bytearray(size)
+    OverlayPiece(0, size, parts).read_into(memoryview(data), 0)
+    return bytes(data)
 
 
 @pytest.mark.parametrize("style", STYLES, ids=["plain", "sealed"])
-@pytest.mark.parametrize("one", FILLERS, ids=lambda one: one.rows[0].topic[:30])
-def test_a_row_filler_fills_any_size_to_the_byte(one: Filler, style: Style) -> None:
-    least, wanted = one.least(style), one.wanted(style)
+@pytest.mark.parametrize("filler", FILLERS, ids=lambda filler: filler.rows[0].topic[:30])
+def test_a_row_filler_fills_any_size_to_the_byte(filler: Filler, style: Style) -> None:
+    least, wanted = filler.least(style), filler.wanted(style)
     assert least <= wanted
     for size in [*range(least, wanted + 20), 4096, 70_000, 1 << 20]:
-        raw = whole(one.parts(12_345, size, 1_700_000_000_000, style), size)
+        raw = whole(filler.parts(12_345, size, 1_700_000_000_000, style), size)
         record = decode(raw)
-        own = one.rows[0]
+        own = filler.rows[0]
         assert record.crc_ok
         assert record.body
         assert not record.body.strip(b"\0")
@@ -56,21 +56,21 @@ def test_a_row_filler_fills_any_size_to_the_byte(one: Filler, style: Style) -> N
         values = props.parse(record.properties.decode())
         assert not index_file.keys_of(values)
         assert (values.get("RMQCTL") == "lost") == (size >= wanted)
-        assert one.required.items() <= values.items()
-    assert decode(whole(one.parts(0, least - 1, 1, style), least - 1)).body == b""
-    assert one.tight(style) == least - 1
+        assert filler.required.items() <= values.items()
+    assert decode(whole(filler.parts(0, least - 1, 1, style), least - 1)).body == b""
+    assert filler.tight(style) == least - 1
     with pytest.raises(ValueError, match="too few"):
-        one.parts(0, least - 2, 1, style)
+        filler.parts(0, least - 2, 1, style)
 
 
 def test_what_brokers_need_of_fillers_in_their_own_topics() -> None:
-    by_topic = {one.rows[0].topic: one for one in FILLERS}
+    by_topic = {filler.rows[0].topic: filler for filler in FILLERS}
 
     def record(topic: str):  # type: ignore[no-untyped-def]
-        one = by_topic[topic]
-        size = one.least(Style())
-        found = decode(whole(one.parts(0, size, 99, Style()), size))
-        return found, props.parse(found.properties.decode())
+        result = by_topic[topic]
+        size = result.least(Style())
+        text = decode(whole(result.parts(0, size, 99, Style()), size))
+        return text, props.parse(text.properties.decode())
 
     _, schedule = record("SCHEDULE_TOPIC_XXXX")
     assert schedule["REAL_TOPIC"] == "RMQ_SYS_TRANS_HALF_TOPIC"  # discarded by the delay service
@@ -89,8 +89,8 @@ def test_what_brokers_need_of_fillers_in_their_own_topics() -> None:
 
 
 def test_a_batch_filler_covers_its_queue_offsets_and_is_not_unwrapped() -> None:
-    one = FILLERS[-1]
-    record = decode(whole(one.parts(0, 500, 1, Style()), 500))
+    filler = FILLERS[-1]
+    record = decode(whole(filler.parts(0, 500, 1, Style()), 500))
     values = props.parse(record.properties.decode())
     assert (values["INNER_BASE"], values["INNER_NUM"], record.queue_offset) == ("40", "12", 40)
     assert record.sys_flag & sysflag.INNER_BATCH

@@ -34,11 +34,12 @@ def damaged(folder: Path) -> Path:
 
 
 def counted(store: Path) -> tuple[int, int, int]:
-    found: list[dict[str, Any]] = run("verify", store, *SIZES, *JSON).expect(0).json()["findings"]
-    assert all(one["severity"] == "info" for one in found)
+    findings: list[dict[str, Any]] = run("verify", store, *SIZES,
+                                         *JSON).expect(0).json()["findings"]
+    assert all(finding["severity"] == "info" for finding in findings)
     return (run("info", store, *JSON).expect(0).json()["fillers"],
             run("stats", store, *JSON).expect(0).json()["fillers"],
-            sum(one["count"] for one in found if one["category"] == "fillers"))
+            sum(finding["count"] for finding in findings if finding["category"] == "fillers"))
 
 
 def test_they_are_counted_until_they_are_taken_back(tmp_path: Path) -> None:
@@ -49,11 +50,11 @@ def test_they_are_counted_until_they_are_taken_back(tmp_path: Path) -> None:
     assert counted(store) == (14, 14, 14)
     assert "14 fillers for lost messages" in run("info", store).out
     assert "fillers among the messages: 14" in run("stats", store).err
-    found = run("verify", store, *SIZES).expect(0)
-    assert "14 fillers for lost messages (orders 7, pays 7)" in found.out
+    result = run("verify", store, *SIZES).expect(0)
+    assert "14 fillers for lost messages (orders 7, pays 7)" in result.out
     shown = run("read", store, "--where", "property.RMQCTL=lost", "-o", "jsonl").expect(0).jsonl()
     assert len(shown) == 14
-    assert all(one["body"] for one in shown), "an empty body stops consumers"
+    assert all(message["body"] for message in shown), "an empty body stops consumers"
     # In a copy without what repairs keep, the log itself still tells.
     copy = tmp_path / "copy"
     shutil.copytree(store, copy, ignore=shutil.ignore_patterns(".rmqctl"))
@@ -105,6 +106,6 @@ def test_a_lost_message_without_a_body_gets_a_byte_from_beside(tmp_path: Path,
     store = writer.write(tmp_path / "s")
     run("recover", store, *SIZES, "--apply", "--yes", *JSON).expect(1)
     read = run("read", store, "--topic", "orders", "-o", "jsonl").expect(0).jsonl()
-    assert [one["queue_offset"] for one in read] == list(range(30))
-    assert all(one["body"] for one in read) is (beside != "none")
+    assert [message["queue_offset"] for message in read] == list(range(30))
+    assert all(message["body"] for message in read) is (beside != "none")
     run("verify", store, *SIZES).expect(0)

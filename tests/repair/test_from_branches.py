@@ -66,7 +66,7 @@ def copied_of(plan: dict[str, Any], writer: Writer, split: int) -> list[int]:
 
 
 def campaign(folder: Path, seed: int, count: int) -> dict[str, int]:
-    told = {"copied": 0, "conflicts": 0, "refused": 0}
+    value = {"copied": 0, "conflicts": 0, "refused": 0}
     for number in range(count):
         luck = random.Random(f"{seed} {number}")
         root = folder / str(number)
@@ -77,14 +77,14 @@ def campaign(folder: Path, seed: int, count: int) -> dict[str, int]:
             shutil.rmtree(store / name, ignore_errors=True)
         result = recover(store, source, options=(*SIZES, *JSON)).expect(0, 1, 6)
         if result.code == 6:
-            told["refused"] += 1
+            value["refused"] += 1
         else:
             plan = result.json()
-            told["copied"] += bool(actions(plan, "copy"))
-            told["conflicts"] += bool(actions(plan, "conflict"))
+            value["copied"] += bool(actions(plan, "copy"))
+            value["conflicts"] += bool(actions(plan, "conflict"))
             assert copied_of(plan, other, split) == [], (seed, number, split, lost, done)
         shutil.rmtree(root)
-    return told
+    return value
 
 
 def test_no_message_comes_from_another_branch(tmp_path: Path, seed: int) -> None:
@@ -128,5 +128,5 @@ def test_an_end_that_is_lost(evidence: str, tmp_path: Path, seed: int) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(10))
 def test_a_long_campaign_of_branches(tmp_path: Path, seed: int, part: int) -> None:
-    told = campaign(tmp_path, seed + 1000 * part, 100)
-    assert min(told.values()) > 0, told
+    result = campaign(tmp_path, seed + 1000 * part, 100)
+    assert min(result.values()) > 0, result

@@ -63,13 +63,13 @@ def as_export(root: Path, folder: Path, names: tuple[str, ...] = (), by_topic: b
     if not by_topic:
         parquet.write_table(table, folder / "all.parquet")
         return folder
-    table = table.cast(pa.schema([one.with_type(pa.timestamp("us", "UTC"))
-                                  if pa.types.is_timestamp(one.type) else one
-                                  for one in table.schema]))
+    table = table.cast(pa.schema([field.with_type(pa.timestamp("us", "UTC"))
+                                  if pa.types.is_timestamp(field.type) else field
+                                  for field in table.schema]))
     for topic in set(table.column("topic").to_pylist()):
         below = folder / f"topic={topic.replace('%', '%25')}" / "day=2023-11-14"
         below.mkdir(parents=True)
-        mask = pa.array([one == topic for one in table.column("topic").to_pylist()])
+        mask = pa.array([row == topic for row in table.column("topic").to_pylist()])
         parquet.write_table(table.filter(mask).drop_columns(["topic"]), below / "part-0.parquet")
     return folder
 
@@ -142,15 +142,15 @@ def test_the_log_is_the_engines_again(name: str, form: Callable[[Path, Path], Pa
 
 def others(log: dict[str, bytes], whole: dict[str, bytes]) -> set[int]:
     """Places of messages that are not as in the whole log."""
-    found = set()
+    numbers = set()
     for name, data in whole.items():
         at = 0
         while data[at + 4:at + 8] == b"\xda\xa3\x20\xa7":
             size = int.from_bytes(data[at:at + 4])
             if log[name][at:at + size] != data[at:at + size]:
-                found.add(int(Path(name).name) + at)
+                numbers.add(int(Path(name).name) + at)
             at += size
-    return found
+    return numbers
 
 
 def test_a_tier(golden: GoldenFolder, golden_copy: GoldenFolder, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_tier(golden: GoldenFolder, golden_copy: GoldenFolder, tmp_path: Path)
     damaged = log_of(store)
     with snapshot.assert_unchanged(source, store):
         plan = recover(store, source).expect(0, 1)
-    lost = {one["physical_offset"] for one in plan.json()["messages_lost"]}
+    lost = {message["physical_offset"] for message in plan.json()["messages_lost"]}
     recover(store, source, options=APPLY).expect(0, 1)
     assert others(log_of(store), whole) <= lost  # messages that were not yet in the tier
     assert len(lost) < 4
@@ -176,7 +176,7 @@ def test_a_tier(golden: GoldenFolder, golden_copy: GoldenFolder, tmp_path: Path)
     plan = recover(store, source).expect(0, 1)
     recover(store, source, options=APPLY).expect(0, 1)
     assert others(log_of(store), whole) <= {
-        one["physical_offset"] for one in plan.json()["messages_lost"]}
+        message["physical_offset"] for message in plan.json()["messages_lost"]}
     assert len(others(log_of(store), whole)) < 6
     run("undo", store, "--yes").expect(0)
     assert log_of(store) == damaged
@@ -201,9 +201,9 @@ def test_a_store_that_carving_made(tmp_path: Path) -> None:
         hurt(store, writer.puts[number].physical, 90)
     options = (*SIZES, "--correct", "off", "--prefer", "ours", *APPLY)
     done = recover(store, carved, options=options).expect(0).json()
-    found = b"".join(log_of(store).values())
+    log_bytes = b"".join(log_of(store).values())
     assert not done["messages_lost"]
-    assert not [put.physical for put in writer.puts if put.raw not in found]
+    assert not [put.physical for put in writer.puts if put.raw not in log_bytes]
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -316,17 +316,17 @@ def test_several_of_a_place(tmp_path: Path) -> None:
     ours, other = filled(), filled(split=70)
     store = ours.write(tmp_path / "ours")
     whole = log_of(store)
-    one = as_lines(store, tmp_path / "one.jsonl").read_text()
+    text = as_lines(store, tmp_path / "one.jsonl").read_text()
     two = as_lines(other.write(tmp_path / "other"), tmp_path / "two.jsonl").read_text()
     source = tmp_path / "both.jsonl"
-    source.write_text(two + one)
+    source.write_text(two + text)
     hurt(store, ours.puts[20].physical, 60)
     hurt(store, ours.puts[90].physical, 60)
     result = recover(store, source, options=(*SIZES, *JSON)).expect(1)
     assert ("100 messages cannot be used: other messages of the source are at the same physical "
             "offset") in result.err
     assert [copy["offset"] for copy in actions(result.json(), "copy")] == [ours.puts[20].physical]
-    source.write_text(one + one)
+    source.write_text(text + text)
     recover(store, source, options=(*SIZES, *APPLY)).expect(0)
     assert log_of(store) == whole
 
@@ -342,26 +342,27 @@ def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
         message.update(fields)
         return json.dumps({name: value for name, value in message.items() if value is not None})
 
-    for line, said in ((changed(body=None), "field body: missing"),
-                       (changed(properties_raw=None), "field properties_raw: missing"),
-                       (changed(queue_offset=None, flag=None), "fields queue_offset, flag: miss"),
-                       (changed(body="short"), "field body_crc contradicts the other fields"),
-                       (changed(total_size=4), "field total_size contradicts the other fields"),
-                       (changed(crc_ok=False), "the body is damaged"),
-                       (changed(placement="doubtful"), "may be part of another message's body"),
-                       (changed(physical_offset=1 << 61), "is far from this log"),
-                       (changed(physical_offset=-1), "is far from this log"),
-                       (changed(physical_offset=SMALL.log_file_size - 8), "extends beyond the end"),
-                       (changed(sys_flag=16, total_size=json.loads(lines[50])["total_size"] + 12),
-                        "IPv6"),
-                       (changed(born_host="10.0.0.1"), "field born_host"),
-                       (lines[50][:200], "not JSON"),
-                       ("7", "not a JSON object")):
+    for line, error in ((changed(body=None), "field body: missing"),
+                        (changed(properties_raw=None), "field properties_raw: missing"),
+                        (changed(queue_offset=None, flag=None), "fields queue_offset, flag: miss"),
+                        (changed(body="short"), "field body_crc contradicts the other fields"),
+                        (changed(total_size=4), "field total_size contradicts the other fields"),
+                        (changed(crc_ok=False), "the body is damaged"),
+                        (changed(placement="doubtful"), "may be part of another message's body"),
+                        (changed(physical_offset=1 << 61), "is far from this log"),
+                        (changed(physical_offset=-1), "is far from this log"),
+                        (changed(physical_offset=SMALL.log_file_size - 8),
+                         "extends beyond the end"),
+                        (changed(sys_flag=16, total_size=json.loads(lines[50])["total_size"] + 12),
+                         "IPv6"),
+                        (changed(born_host="10.0.0.1"), "field born_host"),
+                        (lines[50][:200], "not JSON"),
+                        ("7", "not a JSON object")):
         source = tmp_path / "some.jsonl"
         source.write_text("\n".join([*lines[:50], line, *lines[51:]]))
         result = recover(store, source, options=(*SIZES, "--correct", "off", *JSON)).expect(1)
         assert "1 message cannot be used" in result.err, result.err
-        assert said in result.err, result.err
+        assert error in result.err, result.err
         assert "line 51" in result.err, result.err
         assert actions(result.json(), "copy") == []
         assert len(result.json()["messages_lost"]) == 1
@@ -413,7 +414,7 @@ def test_no_file_of_ours_is_left(tmp_path: Path) -> None:
 def test_files_that_are_no_source(tmp_path: Path) -> None:
     store = filled().write(tmp_path / "ours")
     lines = as_lines(store, tmp_path / "all.jsonl")
-    made: dict[str, tuple[int, bytes, str]] = {
+    result: dict[str, tuple[int, bytes, str]] = {
         "empty": (3, b"", "is empty"),
         "none.jsonl": (6, b"{}\n{}\n", "none of its 2 messages can be used"),
         "torn.jsonl": (6, lines.read_bytes()[:300], "none of its 1 message can be used"),
@@ -425,11 +426,11 @@ def test_files_that_are_no_source(tmp_path: Path) -> None:
         "torn.parquet": (5, b"PAR1" + bytes(100), "cannot be read as Parquet"),
         "00000000000000000000": (6, bytes(100), "no message in it equals"),
         "middle.bin": (3, log_files(store)[0].read_bytes()[:60], "rename it to its original name")}
-    for name, (code, content, said) in made.items():
+    for name, (code, content, key) in result.items():
         path = tmp_path / name
         path.write_bytes(content)
         with snapshot.assert_unchanged(store):
-            assert said in recover(store, path, options=(*SIZES, *JSON)).expect(code).err, name
+            assert key in recover(store, path, options=(*SIZES, *JSON)).expect(code).err, name
     folder = tmp_path / "folder"
     folder.mkdir()
     (folder / "settings.json").write_text("{}")
@@ -444,14 +445,14 @@ def test_parquet_of_others(tmp_path: Path) -> None:
     export = parquet.read_table(
         as_export(store, tmp_path / "export", by_topic=False) / "all.parquet")
     at = export.column_names.index("flag")
-    for number, (table, said) in enumerate((
+    for number, (table, expected_text) in enumerate((
             (pa.table({"id": [1, 2], "name": ["a", "b"]}),
              "not written by `rmqctl pipeline export`"),
             (export.drop_columns(["body"]), "has no column body"),
             (export.set_column(at, "flag", pa.array(["x"] * 120)), "column flag is string"))):
         path = tmp_path / f"{number}.parquet"
         parquet.write_table(table, path)
-        assert said in recover(store, path, options=(*SIZES, *JSON)).expect(3).err
+        assert expected_text in recover(store, path, options=(*SIZES, *JSON)).expect(3).err
 
 
 def test_the_same_bytes_from_a_damaged_source(golden: GoldenFolder, golden_copy: GoldenFolder,

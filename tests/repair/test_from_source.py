@@ -143,12 +143,12 @@ def campaign(golden: GoldenFolder, folder: Path, seed: int, count: int) -> None:
         store = snapshot.copy_tree(golden(name), folder / f"s{number}")
         folders = ("cl1", "cl2") if "multipath" in name else ()
         done = damage.do(store, luck.getrandbits(32), commitlog_dirs=folders)
-        named = [word for one in folders for word in ("--commitlog-dir", one)]
+        named = [word for folder in folders for word in ("--commitlog-dir", folder)]
         prefer = ("--prefer", str(golden(name)))
         result = recover(store, golden(name), options=(*named, *prefer, *APPLY))
-        found, whole = ({path.rpartition("/")[2]: data for path, data in log_of(root).items()}
-                        for root in (store, golden(name)))
-        assert found == whole, (seed, number, name, done, result.err)
+        data, whole = ({path.rpartition("/")[2]: data for path, data in log_of(root).items()}
+                       for root in (store, golden(name)))
+        assert data == whole, (seed, number, name, done, result.err)
         result.expect(0)
         shutil.rmtree(store)
 
@@ -512,8 +512,8 @@ def test_frames_in_the_bodies_of_damaged_messages(side: str, tmp_path: Path) -> 
     """
     writer = Writer(SMALL, seed=1)
     for number in range(60):
-        body = framed([frame("orders", b"forged %d" % one, one, queue_id=number % 4)
-                       for one in (number // 4, number)], before=b"x" * 9, after=b"y" * 9)
+        body = framed([frame("orders", b"forged %d" % index, index, queue_id=number % 4)
+                       for index in (number // 4, number)], before=b"x" * 9, after=b"y" * 9)
         writer.put("orders", body, queue_id=number % 4, keys=f"k{number}")
     store, source = writer.write(tmp_path / "ours"), writer.write(tmp_path / "source")
     whole = log_of(source)
@@ -543,10 +543,10 @@ def test_what_may_be_ours_is_not_written_over(tmp_path: Path) -> None:
     for ambiguous in ("leave-out", "keep"):
         options = ("--ambiguous", ambiguous)
         done = recover(store, source, options=(*SIZES, *options, *APPLY)).expect(1).json()
-        found = b"".join(log_of(store).values())
-        assert not [put for put in other.puts[70:] if put.raw in found]
+        log_bytes = b"".join(log_of(store).values())
+        assert not [put for put in other.puts[70:] if put.raw in log_bytes]
         assert actions(done, "copy") == []
-        assert (ours.puts[80].raw in found) == (ambiguous == "keep")
+        assert (ours.puts[80].raw in log_bytes) == (ambiguous == "keep")
         run("undo", store, "--yes").expect(0)
 
 
@@ -556,7 +556,7 @@ def test_the_index_tells_whose_store_time_is_right(whose: str, tmp_path: Path) -
     writer = filled()
     ours, theirs = (writer.write(tmp_path / name) for name in ("ours", "theirs"))
     whole, put = log_of(theirs), writer.puts[50]
-    base = max(one for one in writer.log if one <= put.physical)
+    base = max(log_file for log_file in writer.log if log_file <= put.physical)
     place = put.physical - base + message.fixed_field("store_timestamp").offset
     hurt_root = ours if whose == "ours" else theirs
     log = hurt_root / "commitlog" / f"{base:020d}"
@@ -600,8 +600,8 @@ def test_no_message_comes_from_another_branch(tmp_path: Path, seed: int) -> None
             result.expect(0, 1, 6)
             if result.code == 6:
                 continue
-            found = b"".join(log_of(store).values())
-            assert not [raw for raw in theirs if raw in found], (seed, number, split, done)
+            log_bytes = b"".join(log_of(store).values())
+            assert not [raw for raw in theirs if raw in log_bytes], (seed, number, split, done)
             run("undo", store, "--yes").expect(0, 6)
 
 
@@ -656,7 +656,7 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
     linked = tmp_path / "linked"
     shutil.copytree(store, linked, copy_function=os.link)
     (tmp_path / "link").symlink_to(store)
-    for code, words, said in (
+    for code, words, expected_text in (
             (2, ("--from", str(store)), "is the store itself"),
             (2, ("--from", str(tmp_path / "link")), "is the store itself"),
             (2, ("--from", str(linked)), "hard links"),
@@ -668,4 +668,4 @@ def test_sources_that_are_none(tmp_path: Path) -> None:
             (2, ("--from", str(other), "--only", "index"), "commitlog"),
             (2, ("--from", str(other), "--strategy", "broker"), "cannot be combined")):
         with snapshot.assert_unchanged(store, other):
-            assert said in run("recover", store, *SIZES, *words).expect(code).err, words
+            assert expected_text in run("recover", store, *SIZES, *words).expect(code).err, words

@@ -55,10 +55,10 @@ def test_one_field_is_set_right(field: str, value: str, derived: bool, long_topi
     puts = [writer.put(topic, b"order %d " % number * 9, queue_id=number % 2, tags="a",
                        keys=f"o{number}") for number in range(40)]
     whole = log_of(writer.write(tmp_path / "whole"))
-    one = puts[-1 if last else 20]
-    at, width = field_places(one.raw)[field]
+    message = puts[-1 if last else 20]
+    at, width = field_places(message.raw)[field]
     chance = random.Random(RUN.number(f"{field} {value}"))
-    writer.patch(one.physical + at, VALUES[value](chance, width))
+    writer.patch(message.physical + at, VALUES[value](chance, width))
     store = writer.write(tmp_path / "store")
     if log_of(store) == whole:
         pytest.skip("it had that value")
@@ -87,11 +87,11 @@ def judged(store: heads.Store, root: Path, field: str, value: bytes) -> str:
     after = run("verify", root, *heads.OPTIONS, "-o", "json").json()["findings"]
     if store.bytes_in(root) == store.victim.raw:
         assert done.code == 0
-        assert [one for one in after if one["severity"] != "info"] == []
+        assert [finding for finding in after if finding["severity"] != "info"] == []
         return "restored"
-    said = " ".join(map(str, (*plan["notes"], *plan.get("left_damaged", ()))))
-    assert all(str(place) in said or "damaged" in said for one in after
-               if one["severity"] == "error"), after
+    text = " ".join(map(str, (*plan["notes"], *plan.get("left_damaged", ()))))
+    assert all(str(place) in text or "damaged" in text for finding in after
+               if finding["severity"] == "error"), after
     for action in plan["actions"]:
         if place <= (action.get("offset") or -1) < store.victim.end:
             assert action["action"] in ("fill", "keep damaged") or any(
@@ -140,16 +140,17 @@ def flagged(tmp_path: Path, flags: int, header: Header, body: bytes = b"plain te
 def recovered(root: Path) -> tuple[dict, list[dict]]:
     """The plan, and what `verify` finds afterwards but for information."""
     plan = run("recover", root, *heads.OPTIONS, "-o", "json", "--apply", "--yes").expect(0).json()
-    found = run("verify", root, *heads.OPTIONS, "-o", "json").json()["findings"]
-    return plan, [one for one in found if one["severity"] != "info"]
+    findings = run("verify", root, *heads.OPTIONS, "-o", "json").json()["findings"]
+    return plan, [finding for finding in findings if finding["severity"] != "info"]
 
 
 @pytest.mark.parametrize("bits", [1 << 11, 1 << 20, 1 << 31, 0x7FFFF800])
 def test_bits_that_no_release_uses_are_damage(bits: int, tmp_path: Path) -> None:
     store, root = flagged(tmp_path, bits, Header())
-    found = run("verify", root, *heads.OPTIONS, "-o", "json").json()["findings"]
-    assert [(one["category"], one["severity"], one["offset"]) for one in found] == [
-        ("header-flag-bits", "warning", store.victim.physical)]
+    findings = run("verify", root, *heads.OPTIONS, "-o", "json").json()["findings"]
+    assert [(finding["category"], finding["severity"], finding["offset"])
+            for finding in findings] == [
+                ("header-flag-bits", "warning", store.victim.physical)]
     assert len(run("read", root, "-o", "jsonl").expect(0).jsonl()) == 20
     assert recovered(root)[1] == []
     assert store.bytes_in(root) == store.victim.raw
@@ -159,11 +160,11 @@ def test_compressed_or_not_is_undecided_where_the_body_may_be_either(tmp_path: P
     """A zlib stream: the client packed it, or its producer sent one."""
     body = zlib.compress(b"text " * 50)
     store, root = flagged(tmp_path, 0x7FFFF800, Header(sys_flag=COMPRESSED), body)
-    plan, found = recovered(root)
-    assert [one["category"] for one in found] == ["header-flag-bits"]
+    plan, joined = recovered(root)
+    assert [finding["category"] for finding in joined] == ["header-flag-bits"]
     assert any("system flags that no known release" in note for note in plan["notes"])
-    again, found = recovered(root)
-    assert (again["actions"], len(found)) == ([], 1)
+    again, joined = recovered(root)
+    assert (again["actions"], len(joined)) == ([], 1)
     assert store.bytes_in(root) != store.victim.raw
 
 
@@ -218,10 +219,10 @@ def test_bits_that_several_messages_have_are_no_damage(count: int, tmp_path: Pat
                    header=Header(sys_flag=0x1000 if number < count else 0))
     root = writer.write(tmp_path / "store")
     before = log_of(root)
-    plan, found = recovered(root)
+    plan, joined = recovered(root)
     if count < 3:
-        assert (len(plan["actions"]), found) == (count, [])
+        assert (len(plan["actions"]), joined) == (count, [])
     else:
         assert (plan["actions"], log_of(root)) == ([], before)
-        assert {one["category"] for one in found} == {"header-flag-bits"}
+        assert {finding["category"] for finding in joined} == {"header-flag-bits"}
         assert any("no known release writes" in note for note in plan["notes"])

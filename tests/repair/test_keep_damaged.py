@@ -89,7 +89,7 @@ def test_delivered_as_it_is(body: bytes, more: dict[str, str], how: str, sealed:
         assert content == (wanted[:-15] if number in damaged and "last" in how else wanted)
     # The store is whole now, for brokers with their strictest check too, and can go back.
     judged = run("verify", store, *OPTIONS, *JSON).expect(0).json()
-    assert {one["category"] for one in judged["findings"]} == {"kept-damaged"}
+    assert {finding["category"] for finding in judged["findings"]} == {"kept-damaged"}
     assert judged["coverage"]["messages_replaced"] > 0
     assert run("recover", store, *OPTIONS, *JSON).expect(0).json()["actions"] == []
     run("undo", store, "--yes").expect(0)
@@ -178,16 +178,16 @@ def test_the_size_stays(body: bytes, cluster: bool, wait: bool, trailing: bool, 
                      properties=text + bytes(append_crc.SIZE * sealed))
     raw = build(replace(record, total_size=len(build(record))))
     raw = append_crc.seal(raw) if sealed else raw
-    made = marked(decode(raw), sealed)
-    if made is None:
+    result = marked(decode(raw), sealed)
+    if result is None:
         assert len(body) <= 15
         assert not cluster
         return
-    now: Record = decode(made[0])
-    assert len(made[0]) == len(raw) == now.total_size
+    now: Record = decode(result[0])
+    assert len(result[0]) == len(raw) == now.total_size
     assert now.crc_ok
-    assert build(now) == made[0]
-    assert append_crc.verify(made[0]) is (True if sealed else None)
+    assert build(now) == result[0]
+    assert append_crc.verify(result[0]) is (True if sealed else None)
     read = props.parse(os.fsdecode(now.properties))
     assert read["RMQCTL"] == "damaged"
     assert read["KEYS"] == "k"

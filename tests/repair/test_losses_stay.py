@@ -51,7 +51,7 @@ def repaired(*command: Any) -> str:
     return str(done["id"])
 
 
-def said(store: Path) -> dict[str, Any]:
+def diagnosis_of(store: Path) -> dict[str, Any]:
     """What all commands say of losses; the same everywhere."""
     doctor = run("doctor", store, *JSON).expect(0).json()
     start = run("preflight", store, *JSON).expect(0).json()
@@ -61,12 +61,13 @@ def said(store: Path) -> dict[str, Any]:
     info = run("info", store, *JSON).expect(0).json()
     lost = doctor["lost_in_repairs"]
     assert lost == start["lost_in_repairs"] == impact["lost_in_repairs"] == info["lost_in_repairs"]
-    total = sum((one["messages_lost"] or 0) + (one["messages_undecided"] or 0) for one in lost)
-    messages = sum(one["messages_lost"] or 0 for one in lost)
+    total = sum((lost_in_repair["messages_lost"] or 0) + (lost_in_repair["messages_undecided"] or 0)
+                for lost_in_repair in lost)
+    messages = sum(lost_in_repair["messages_lost"] or 0 for lost_in_repair in lost)
     assert doctor["already_lost"] == start["messages_already_lost"] == messages
     assert impact["messages_already_lost"] == stats["messages_already_lost"] == messages
     # What was undecided when a repair discarded it is no lost message, and stays undecided.
-    assert {one["messages_undecided"] for one in (doctor, start, impact, cover, stats)} == {
+    assert {item["messages_undecided"] for item in (doctor, start, impact, cover, stats)} == {
         total - messages}
     assert cover["messages_lost_in_repairs"] == total
     assert info["messages_already_lost"] is None
@@ -77,8 +78,8 @@ def said(store: Path) -> dict[str, Any]:
     (store.parent / "out.jsonl").unlink()
     assert (exported["complete"], exported["messages_already_lost"],
             exported["messages_undecided"]) == (complete, messages, total - messages)
-    found: dict[str, Any] = {**doctor, "total": total}
-    return found
+    result: dict[str, Any] = {**doctor, "total": total}
+    return result
 
 
 @pytest.mark.long
@@ -87,7 +88,7 @@ def test_what_was_left_out_is_said_until_it_is_undone(tmp_path: Path) -> None:
     before = run("doctor", store, *JSON).expect(1).json()
     assert before["messages_undecided"] == COUNT - 21
     repair = leave_out(store)
-    after = said(store)
+    after = diagnosis_of(store)
     assert after["sound"] is True
     assert after["messages_undecided"] + after["messages_replaced"] >= COUNT - 21
     assert after["lost_in_repairs"] == [{
@@ -113,9 +114,9 @@ def test_what_was_cut_off_is_said(words: tuple[str, ...], tmp_path: Path) -> Non
     at = writer.puts[40].physical
     more = (str(at),) if words[0] == "truncate" else ()
     repair = repaired(words[0], store, *words[1:], *more)
-    found = said(store)
-    assert found["total"] >= COUNT - 41
-    assert found["lost_in_repairs"][0]["id"] == repair
+    result = diagnosis_of(store)
+    assert result["total"] >= COUNT - 41
+    assert result["lost_in_repairs"][0]["id"] == repair
     run("undo", store, repair, "--yes").expect(0)
     assert run("doctor", store, *JSON).expect(1).json()["lost_in_repairs"] == []
 
@@ -123,10 +124,10 @@ def test_what_was_cut_off_is_said(words: tuple[str, ...], tmp_path: Path) -> Non
 def test_what_comes_back_is_not_lost_any_more(tmp_path: Path) -> None:
     store = cut_short(tmp_path / "s")
     repaired("recover", store, "--strategy", "broker")
-    assert said(store)["total"] >= COUNT - 41
+    assert diagnosis_of(store)["total"] >= COUNT - 41
     repaired("recover", store, *SIZES, "--correct", "off")
-    found = said(store)
-    assert (found["total"], found["messages_replaced"]) == (0, 1)
+    result = diagnosis_of(store)
+    assert (result["total"], result["messages_replaced"]) == (0, 1)
 
 
 def test_a_filler_counts_once(tmp_path: Path) -> None:
@@ -135,23 +136,23 @@ def test_a_filler_counts_once(tmp_path: Path) -> None:
     writer.patch(writer.puts[20].physical, bytes(88))
     store = writer.write(tmp_path / "s")
     repaired("recover", store, *SIZES, "--max-message-size", "1KiB", "--ambiguous", "leave-out")
-    found = said(store)
-    assert found["messages"] - found["messages_replaced"] + found["messages_replaced"] + found[
+    result = diagnosis_of(store)
+    assert result["messages"] - result["messages_replaced"] + result["messages_replaced"] + result[
         "total"] == COUNT
 
 
 def test_pruning_keeps_the_note(tmp_path: Path) -> None:
     store = bare_damaged(tmp_path / "s")
     repair = leave_out(store)
-    before = said(store)
+    before = diagnosis_of(store)
     run("undo", store, "--prune", "0s", "--apply", "--yes").expect(0)
     assert "no repairs" in run("undo", store, "--list").err + run("undo", store, "--list").out
-    assert said(store)["lost_in_repairs"] == before["lost_in_repairs"]
+    assert diagnosis_of(store)["lost_in_repairs"] == before["lost_in_repairs"]
     shown = run("undo", store, "--prune", "0s", "--forget", *JSON).expect(0).json()
     assert (shown["forgets"], shown["applied"]) == ([repair], False)
-    assert said(store)["total"] == before["total"]
+    assert diagnosis_of(store)["total"] == before["total"]
     run("undo", store, "--prune", "0s", "--forget", "--apply", "--yes").expect(0)
-    assert said(store)["total"] == 0
+    assert diagnosis_of(store)["total"] == 0
     assert not os.listdir(store / PRUNED)
 
 
@@ -160,9 +161,9 @@ def test_pruning_and_forgetting_at_once(tmp_path: Path) -> None:
     leave_out(store)
     run("undo", store, "--forget").expect(2)
     run("undo", store, "--prune", "1d", "--forget", "--apply", "--yes").expect(0)
-    assert said(store)["total"]
+    assert diagnosis_of(store)["total"]
     run("undo", store, "--prune", "0s", "--forget", "--apply", "--yes").expect(0)
-    assert said(store)["total"] == 0
+    assert diagnosis_of(store)["total"] == 0
 
 
 def test_an_undone_repair_leaves_no_note(tmp_path: Path) -> None:
@@ -179,15 +180,15 @@ def test_a_repair_without_loss_leaves_no_note(tmp_path: Path) -> None:
     shutil.rmtree(store / "consumequeue")
     repaired("recover", store, *SIZES)
     assert not list(store.rglob(NOTE))
-    assert said(store)["total"] == 0
+    assert diagnosis_of(store)["total"] == 0
 
 
 def test_a_copy_names_the_path_of_the_original(tmp_path: Path) -> None:
     store = bare_damaged(tmp_path / "s")
     leave_out(store)
     shutil.copytree(store, tmp_path / "copy")
-    found = said(tmp_path / "copy")
-    assert found["lost_in_repairs"][0]["root"] == os.path.realpath(store)
+    result = diagnosis_of(tmp_path / "copy")
+    assert result["lost_in_repairs"][0]["root"] == os.path.realpath(store)
     assert f"the store was at {store} then" in run("doctor", tmp_path / "copy").expect(0).out
 
 
@@ -242,6 +243,6 @@ def test_many_notes_are_bounded(tmp_path: Path) -> None:
         (store / PRUNED / f"{name}.json").write_text(json.dumps({
             "format": 1, "id": name, "time": 1, "command": "recover", "messages_lost": 1,
             "messages_undecided": 0, "places": [], "root": "/elsewhere"}))
-    found = run("doctor", store, *JSON).expect(0).json()
-    assert len(found["lost_in_repairs"]) == 1000
-    assert "in earlier repairs" in found["verdict"]
+    answer = run("doctor", store, *JSON).expect(0).json()
+    assert len(answer["lost_in_repairs"]) == 1000
+    assert "in earlier repairs" in answer["verdict"]

@@ -24,9 +24,9 @@ def reached(root: Path, beyond: int) -> int:
     """Tears the last message, takes away what is derived, and has a group stand `beyond` messages
     behind it; the queue offset of the message.
     """
-    made = tiny_stores.build(root, tiny_stores.DEFAULT * 4, index_max=128)
-    last = made.messages[-1].record
-    file = made.files("commitlog")[-1]
+    built = tiny_stores.build(root, tiny_stores.DEFAULT * 4, index_max=128)
+    last = built.messages[-1].record
+    file = built.files("commitlog")[-1]
     place = last.physical_offset - int(file.rpartition("/")[2])
     damage.write(root, file, place + 40, bytes(last.total_size - 40))
     shutil.rmtree(root / "consumequeue")
@@ -45,8 +45,8 @@ def test_a_lost_message_that_only_a_position_tells_of(tmp_path: Path, rmqctl: Ru
     predicted = rmqctl("preflight", root, *JSON).expect(1).json()
     assert predicted["messages_already_lost"] == 1 + beyond
     planned = rmqctl("recover", root, *JSON).expect(1).json()
-    assert [(one["topic"], one["queue_id"], one["queue_offset"], one["known_by"])
-            for one in planned["messages_lost"]] == [
+    assert [(message["topic"], message["queue_id"], message["queue_offset"], message["known_by"])
+            for message in planned["messages_lost"]] == [
         ("orders", 1, offset + number, "position") for number in range(1 + beyond)]
     assert planned["impact"]["messages"] == 1 + beyond
     rmqctl("recover", root, "--apply", *JSON).expect(1)
@@ -64,8 +64,8 @@ def test_moving_the_offset_keeps_the_number(tmp_path: Path, rmqctl: Run) -> None
     assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == 2
     rmqctl("offsets", "reset", root, "--group", "billing", "--beyond-end", "--apply",
            "--yes").expect(0)
-    said = rmqctl("doctor", root, *JSON).expect(0, 1).json()
-    assert (said["already_lost"], said["offsets_beyond_end"]) == (2, [])
+    answer = rmqctl("doctor", root, *JSON).expect(0, 1).json()
+    assert (answer["already_lost"], answer["offsets_beyond_end"]) == (2, [])
     # Undone, the offset tells of them again, and they count once.
     rmqctl("undo", root, "--yes").expect(0)
     assert rmqctl("doctor", root, *JSON).expect(1).json()["already_lost"] == 2
@@ -91,7 +91,7 @@ def test_a_lost_message_that_only_the_checkpoint_tells_of(
     end = rmqctl("preflight", root, *JSON).json()["truncate_to"]
     command, *options = (word.format(end=end) for word in how)
     plan = rmqctl(command, root, *options, *JSON).expect(0, 1).json()
-    assert [one["known_by"] for one in plan["messages_lost"]] == known_by
+    assert [message["known_by"] for message in plan["messages_lost"]] == known_by
     rmqctl(command, root, *options, "--apply", "--yes", *JSON).expect(0, 1)
     assert rmqctl("doctor", root, *JSON).expect(0, 1).json()["already_lost"] == 1
     rmqctl("undo", root, "--yes").expect(0)
@@ -138,7 +138,7 @@ def test_a_log_of_zeros_has_lost_what_its_checkpoint_knows(tmp_path: Path, rmqct
         doctor = rmqctl("doctor", root, *JSON).expect(1).json()
         assert doctor["already_lost"] == 1
         assert "at least 1 message is already lost" in doctor["verdict"]
-        assert [one["category"] for one in doctor["remains"]] == ["messages"]
+        assert [remainder["category"] for remainder in doctor["remains"]] == ["messages"]
         rmqctl("recover", root, "--apply", "--yes", *JSON).expect(0)
 
 
@@ -161,8 +161,8 @@ def test_a_position_far_beyond_what_the_log_may_lack_tells_nothing(
     root = tmp_path / "store"
     offset = reached(root, beyond)
     planned = rmqctl("recover", root, *JSON).expect(1).json()
-    assert [one["known_by"] for one in planned["messages_lost"]] == ["checkpoint"]
-    said = f"of billing at {offset + 1 + beyond} in orders/1, which ends at {offset}: at most "
-    assert any(said in note for note in planned["notes"])
+    assert [message["known_by"] for message in planned["messages_lost"]] == ["checkpoint"]
+    text = f"of billing at {offset + 1 + beyond} in orders/1, which ends at {offset}: at most "
+    assert any(text in note for note in planned["notes"])
     rmqctl("recover", root, "--apply", *JSON).expect(1)
     assert rmqctl("recover", root, *JSON).expect(0).json()["actions"] == []

@@ -69,12 +69,12 @@ def test_what_is_left_of_ours_decides(hurt: str, same: bool, tmp_path: Path) -> 
     member(other, OURS if same else THEIRS)
     LEFT[hurt](store, at)
     before = content(store)
-    told = hurt != "all"
-    done = recovered(store, [other], code=0 if same or not told else 1)
+    result = hurt != "all"
+    done = recovered(store, [other], code=0 if same or not result else 1)
     if same:
         assert content(store) == whole
         return
-    if not told:
+    if not result:
         assert content(store) == content(other)
         return
     assert done.get("conflicts", 0) == 1
@@ -105,7 +105,7 @@ def test_of_two_sources_the_one_counts_that_ours_is_like(
 @pytest.mark.parametrize(("bodies", "chosen"), [
     ((THEIRS, OURS), None), ((OURS, THEIRS), None), ((THEIRS, OURS, OURS), OURS),
     ((OURS, THEIRS, OURS), OURS), ((OURS, OURS, THEIRS), OURS), ((THEIRS, OURS, THIRD), None)],
-    ids=lambda value: "-".join(one.split()[0].decode() for one in value)
+    ids=lambda value: "-".join(text.split()[0].decode() for text in value)
     if isinstance(value, tuple) else "")
 @pytest.mark.parametrize("differs", ["body", "term"])
 def test_where_ours_does_not_tell_the_majority_does(

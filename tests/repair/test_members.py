@@ -99,13 +99,13 @@ def test_the_index_is_the_engines(tmp_path: Path, version: str) -> None:
     store = layout_copy(f"{version}/dledger-crash-noindex", tmp_path, "before")
     after = layout_set(f"{version}/dledger-crash-noindex") / "after"
     run("recover", store, *LOG, "--apply", "--yes").expect(0)
-    made, engines = (root / f"dledger-n0/index/{0:020d}" for root in (store, after))
-    with made.open("rb") as ours, engines.open("rb") as theirs:
+    path, engines = (root / f"dledger-n0/index/{0:020d}" for root in (store, after))
+    with path.open("rb") as ours, engines.open("rb") as theirs:
         assert ours.read(1 << 20) == theirs.read(1 << 20)
-    assert made.stat().st_size == engines.stat().st_size
-    flip(made, 32 * 20 + 7)
-    one, = actions(store, *LOG)
-    assert (one["action"], one["to"]) == ("rebuild", 1)
+    assert path.stat().st_size == engines.stat().st_size
+    flip(path, 32 * 20 + 7)
+    action, = actions(store, *LOG)
+    assert (action["action"], action["to"]) == ("rebuild", 1)
 
 
 def test_behind_the_plain_files_of_before(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_where_the_logs_part_a_person_decides(tmp_path: Path) -> None:
     members.lay(a / "dledger-n0/data", starts[10] + 136, b"?" * 8)
     before = data_of(a)
     plan = actions(a, *LOG, "--from", b, code=1)
-    assert [one["action"] for one in plan] == ["conflict", "copy"]
+    assert [action["action"] for action in plan] == ["conflict", "copy"]
     assert plan[0]["proof"]["terms"] == [2, 3]
     run("recover", a, *LOG, "--from", b, "--apply", "--yes").expect(1)
     assert [row["body"].encode() for row in run("read", a, "-o", "jsonl").expect(0).jsonl()] == [
@@ -162,7 +162,7 @@ def test_nothing_is_put_in_place_of_what_is_lost(tmp_path: Path) -> None:
     assert "--from" in run("recover", store).expect(6).err
     plan = run("recover", store, *LOG, "-o", "json").expect(1).json()
     assert plan["actions"] == []
-    assert [one["known_by"] for one in plan["messages_lost"]] == ["entry"]
+    assert [message["known_by"] for message in plan["messages_lost"]] == ["entry"]
 
 
 def test_what_is_no_source(tmp_path: Path) -> None:
@@ -182,6 +182,6 @@ def test_who_named_a_member_is_not_told_to_name_one(tmp_path: Path, only: tuple[
     alone = run("recover", ours, *only).expect(1, 6)
     assert "--from" in alone.out + alone.err, alone.describe()
     named = run("recover", ours, *only, "--from", theirs).expect(1, 6)
-    said = " ".join((named.out + named.err).replace(f"--from {theirs}", "").split())
-    assert "further member of the group" in said, named.describe()
-    assert "--from" not in said, named.describe()
+    text = " ".join((named.out + named.err).replace(f"--from {theirs}", "").split())
+    assert "further member of the group" in text, named.describe()
+    assert "--from" not in text, named.describe()

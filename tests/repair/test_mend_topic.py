@@ -72,7 +72,8 @@ def test_four_zeros_and_back(rmqctl: Run, golden_copy: GoldenFolder, name: str, 
     broken = bytes_of(root)
     options = ("--index-slots", "100", "--index-max", "400", *JSON)
     done = rmqctl("recover", root, "--apply", "--yes", *options).expect(0).json()
-    action, = (one for one in done["actions"] if one["action"] == "mend record")
+    action, = (planned_action for planned_action in done["actions"]
+               if planned_action["action"] == "mend record")
     assert action["proof"]["fields"] == ["topic"]
     topic = os.fsdecode(record.topic)
     assert (f"{topic}/{record.queue_id} has no message with queue offset {record.queue_offset} here"
@@ -82,8 +83,8 @@ def test_four_zeros_and_back(rmqctl: Run, golden_copy: GoldenFolder, name: str, 
     now = bytes_of(root)
     assert {path: now[path] for path in was if path.startswith("commitlog")} == {
         path: data for path, data in was.items() if path.startswith("commitlog")}
-    found = rmqctl("verify", root, *options).json()["findings"]
-    assert not [one for one in found if one["severity"] != "info"]
+    findings = rmqctl("verify", root, *options).json()["findings"]
+    assert not [finding for finding in findings if finding["severity"] != "info"]
     assert rmqctl("recover", root, *options).expect(0).json()["actions"] == []
     rmqctl("undo", root, "--yes").expect(0)
     assert {path: data for path, data in bytes_of(root).items()
@@ -106,9 +107,9 @@ def test_topics_and_their_lengths(golden_copy: GoldenFolder, name: str, lost: st
         start, data = [(at, bytes(len(record.topic))), (at, bytes([raw[at] ^ 1])),
                        (at - 1, bytes(4)), (at - 1, b"\x03")][number % 4]
         put(root, whole, place, start, data)
-        found = salvaged(root)
-        assert (found.lost, found.wrong_topics) == ((), 0)
-        assert salvaging.records(found.parts)[place] == raw
+        salvage = salvaged(root)
+        assert (salvage.lost, salvage.wrong_topics) == ((), 0)
+        assert salvaging.records(salvage.parts)[place] == raw
         put(root, whole, place, 0, raw)
 
 
@@ -122,26 +123,27 @@ def test_every_bit(tmp_path: Path, lost: str, sealed: bool) -> None:
     built = tiny.build(tmp_path / "store", SPECS, append_crc=sealed)
     take_away(built.root, LOST[lost])
     came_back = tried = 0
-    for one, bit in every(53, [(each, bit) for each in built.messages
-                               for bit in range(8 * (len(each.record.topic) + 1))],
-                          f"bits of topics {lost} {sealed}"):
-        name, position = built.place(one.start)
-        at = topic_at(one.record, one.raw) - 1 + bit // 8
+    for message, bit in every(53, [(stored_message, bit) for stored_message in built.messages
+                                   for bit in range(8 * (len(stored_message.record.topic) + 1))],
+                              f"bits of topics {lost} {sealed}"):
+        name, position = built.place(message.start)
+        at = topic_at(message.record, message.raw) - 1 + bit // 8
         path = built.root / name
         whole = path.read_bytes()
         torn = bytearray(whole)
         torn[position + at] ^= 1 << bit % 8
         path.write_bytes(torn)
-        found = salvaged(built.root)
+        salvage = salvaged(built.root)
         path.write_bytes(whole)
-        there = salvaging.records(found.parts)
-        assert all(there[other.start] == other.raw for other in built.messages if other is not one)
+        there = salvaging.records(salvage.parts)
+        assert all(there[other.start] == other.raw for other in built.messages
+                   if other is not message)
         tried += 1
-        came_back += there[one.start] == one.raw
-        damaged = bytes(torn[position:position + len(one.raw)])
-        assert there[one.start] in (one.raw, damaged) or found.lost
-        if there[one.start] == damaged:
-            assert one.record.topic == b"refund" or found.wrong_topics, (one.record, bit)
+        came_back += there[message.start] == message.raw
+        damaged = bytes(torn[position:position + len(message.raw)])
+        assert there[message.start] in (message.raw, damaged) or salvage.lost
+        if there[message.start] == damaged:
+            assert message.record.topic == b"refund" or salvage.wrong_topics, (message.record, bit)
     assert came_back >= tried * 2 // 3
 
 
@@ -157,19 +159,19 @@ def torn(tmp_path: Path, number: int, topic: bytes, specs: Sequence[tiny.Spec] =
 
 
 def set_topic(built: tiny.Tiny, number: int, topic: bytes) -> None:
-    one = built.messages[number]
-    name, position = built.place(one.start)
+    message = built.messages[number]
+    name, position = built.place(message.start)
     data = bytearray((built.root / name).read_bytes())
-    at = position + topic_at(one.record, one.raw)
+    at = position + topic_at(message.record, message.raw)
     data[at:at + len(topic)] = topic
     (built.root / name).write_bytes(data)
 
 
 def test_the_only_message_of_a_topic(rmqctl: Run, tmp_path: Path) -> None:
     """Nothing tells its topic: it stays, gets no row, and that is said."""
-    built, found = torn(tmp_path, 4, b"re\0und")
-    assert (found.actions, found.wrong_topics) == ((), 1)
-    assert any("'re\\x00und': original unknown" in note for note in found.notes)
+    built, end = torn(tmp_path, 4, b"re\0und")
+    assert (end.actions, end.wrong_topics) == ((), 1)
+    assert any("'re\\x00und': original unknown" in note for note in end.notes)
     done = rmqctl("recover", built.root, "--apply", "--yes", *JSON).expect(1)
     assert done.json()["left_damaged"] == ["commitlog"]
     assert "topic that cannot be a folder" in done.err
@@ -177,11 +179,11 @@ def test_the_only_message_of_a_topic(rmqctl: Run, tmp_path: Path) -> None:
 
 def test_one_of_which_only_the_index_tells(tmp_path: Path) -> None:
     """One turned bit makes the topic under which the index has its key."""
-    built, found = torn(tmp_path, 4, b"sefund", lost="queues")
-    action, = found.actions
+    built, end = torn(tmp_path, 4, b"sefund", lost="queues")
+    action, = end.actions
     assert action.reason == (
         "topic 'sefund': corrected to refund; the index has the message's keys under this topic")
-    assert salvaging.records(found.parts)[built.messages[4].start] == built.messages[4].raw
+    assert salvaging.records(end.parts)[built.messages[4].start] == built.messages[4].raw
 
 
 def test_two_that_may_be_each_other(tmp_path: Path) -> None:
@@ -191,8 +193,8 @@ def test_two_that_may_be_each_other(tmp_path: Path) -> None:
     take_away(built.root, LOST["queues and index"])
     set_topic(built, 2, b"\0" * 6)
     set_topic(built, 3, b"\1" * 6)
-    found = salvaged(built.root)
-    assert (found.actions, found.wrong_topics) == ((), 2)
+    salvage = salvaged(built.root)
+    assert (salvage.actions, salvage.wrong_topics) == ((), 2)
 
 
 def test_what_may_have_lost_its_others(tmp_path: Path) -> None:
@@ -217,8 +219,8 @@ def test_what_is_left_of_a_topic_counts(tmp_path: Path) -> None:
     take_away(built.root, LOST["queues and index"])
     set_topic(built, 2, b"orde\0s")
     set_topic(built, 3, b"orders")
-    found = salvaged(built.root)
-    assert (found.actions, found.wrong_topics) == ((), 1)
+    salvage = salvaged(built.root)
+    assert (salvage.actions, salvage.wrong_topics) == ((), 1)
 
 
 def test_names_that_no_file_system_has(rmqctl: Run, tmp_path: Path) -> None:
@@ -227,15 +229,15 @@ def test_names_that_no_file_system_has(rmqctl: Run, tmp_path: Path) -> None:
         '{"topicConfigTable": {"or\\ud800d": {}, "../../a": {}, "orders": {}}}')
     done = rmqctl("recover", built.root, *JSON).expect(0).json()
     assert "orders/0 has no message with queue offset 1" in next(
-        one["reason"] for one in done["actions"] if one["action"] == "mend record")
+        action["reason"] for action in done["actions"] if action["action"] == "mend record")
 
 
 def test_another_topic_that_is_known_stays(tmp_path: Path) -> None:
     """Without rows and index two such messages may have changed places: it is said."""
-    _, found = torn(tmp_path, 5, b"bills1")
-    assert (found.actions, found.wrong_topics) == ((), 1)
+    _, end = torn(tmp_path, 5, b"bills1")
+    assert (end.actions, end.wrong_topics) == ((), 1)
     assert any("out of order, and orders/0 has no message with queue offset 2 here" in note
-               for note in found.notes)
+               for note in end.notes)
 
 
 def test_a_damaged_topic_is_no_witness_of_another(tmp_path: Path) -> None:
@@ -245,8 +247,8 @@ def test_a_damaged_topic_is_no_witness_of_another(tmp_path: Path) -> None:
     set_topic(built, 3, b"orde\0s")
     set_topic(built, 7, b"ordert")
     there = salvaging.records(salvaged(built.root).parts)
-    for one in (built.messages[3], built.messages[7]):
-        assert b"ordert" not in there[one.start] or one is built.messages[7]
+    for message in (built.messages[3], built.messages[7]):
+        assert b"ordert" not in there[message.start] or message is built.messages[7]
 
 
 def test_the_index_contradicts(tmp_path: Path) -> None:
@@ -254,14 +256,14 @@ def test_the_index_contradicts(tmp_path: Path) -> None:
     built = tiny.build(tmp_path / "store", SPECS)
     take_away(built.root, LOST["queues"])
     set_topic(built, 5, b"order\0")
-    one = built.messages[5]
-    name, position = built.place(one.start)
+    message = built.messages[5]
+    name, position = built.place(message.start)
     data = bytearray((built.root / name).read_bytes())
-    data[position + one.raw.index(b"UNIQ_KEY\x01") + 9] ^= 1
+    data[position + message.raw.index(b"UNIQ_KEY\x01") + 9] ^= 1
     (built.root / name).write_bytes(data)
-    found = salvaged(built.root)
-    assert (found.actions, found.wrong_topics) == ((), 1)
-    assert any("the index has other keys there" in note for note in found.notes)
+    salvage = salvaged(built.root)
+    assert (salvage.actions, salvage.wrong_topics) == ((), 1)
+    assert any("the index has other keys there" in note for note in salvage.notes)
 
 
 def test_a_lone_message_of_a_sound_topic_stays(tmp_path: Path) -> None:
@@ -270,10 +272,10 @@ def test_a_lone_message_of_a_sound_topic_stays(tmp_path: Path) -> None:
     built = tiny.build(tmp_path / "store", specs)
     take_away(built.root, LOST["queues"])
     set_topic(built, 2, b"orde\0s")  # orders/0 lacks one now
-    found = salvaged(built.root)
-    action, = found.actions
+    salvage = salvaged(built.root)
+    action, = salvage.actions
     assert action.offset == built.messages[2].start
-    assert salvaging.records(found.parts)[built.messages[4].start] == built.messages[4].raw
+    assert salvaging.records(salvage.parts)[built.messages[4].start] == built.messages[4].raw
 
 
 def test_a_source_knows_it(rmqctl: Run, tmp_path: Path) -> None:
@@ -281,8 +283,8 @@ def test_a_source_knows_it(rmqctl: Run, tmp_path: Path) -> None:
     replica = tiny.build(tmp_path / "replica", SPECS)
     built, _ = torn(tmp_path, 4, b"re\0und")
     plan: dict[str, Any] = rmqctl("recover", built.root, "--from", replica.root, *JSON).json()
-    assert "conflict" not in {one["action"] for one in plan["actions"]}
-    copy, = (one for one in plan["actions"] if one["action"] == "copy")
+    assert "conflict" not in {action["action"] for action in plan["actions"]}
+    copy, = (action for action in plan["actions"] if action["action"] == "copy")
     assert copy["offset"] == built.messages[4].start
 
 

@@ -44,8 +44,8 @@ def last_pages(root: Path) -> None:
 
 
 def pages(root: Path, at: int) -> None:
-    one, other = ((root / name).read_bytes()[at:at + PAGE] for name in names(root)[1:3])
-    for name, data in zip(names(root)[1:3], (other, one), strict=True):
+    first, other = ((root / name).read_bytes()[at:at + PAGE] for name in names(root)[1:3])
+    for name, data in zip(names(root)[1:3], (other, first), strict=True):
         damage.write(root, name, at, data)
 
 
@@ -76,17 +76,17 @@ def test_a_file_that_took_the_place_of_the_next(gone: tuple[str, ...], tmp_path:
     for number in range(0, 300, 7):
         writer.put("orders", b"x" * (5 * number), keys=f"x{number}")
     store = writer.write(tmp_path / "store")
-    before, (one, other) = log_of(store), names(store)[2:4]
-    assert (int(Path(one).name) ^ int(Path(other).name)).bit_count() == 1
-    (store / one).rename(store / other)
+    before, (first, other) = log_of(store), names(store)[2:4]
+    assert (int(Path(first).name) ^ int(Path(other).name)).bit_count() == 1
+    (store / first).rename(store / other)
     for part in gone:
         shutil.rmtree(store / part)
     recover(store, options=(*SIZES, "--consumequeue-file-size", "400", *APPLY)).expect(0, 1)
     now = log_of(store)
-    assert now[one] == before[one]
-    found = run("read", store, "-o", "jsonl").expect(0, 1).jsonl()
-    put = {one.physical for one in writer.puts}
-    assert {row["physical_offset"] for row in found if row["properties"].get("RMQCTL") != "lost"
+    assert now[first] == before[first]
+    messages = run("read", store, "-o", "jsonl").expect(0, 1).jsonl()
+    put = {message.physical for message in writer.puts}
+    assert {row["physical_offset"] for row in messages if row["properties"].get("RMQCTL") != "lost"
             } <= put
 
 
@@ -142,7 +142,7 @@ def test_rows_that_lead_elsewhere_make_no_message_old(index: bool, tmp_path: Pat
             far.physical.to_bytes(8, "big") + row[8:])
     store = writer.write(tmp_path / "store")
     victim = writer.puts[lost]
-    base = max(one for one in writer.log if one <= victim.physical)
+    base = max(log_file for log_file in writer.log if log_file <= victim.physical)
     damage.write(store, f"commitlog/{base:020d}", victim.physical - base, bytes(40))
     if not index:
         shutil.rmtree(store / "index")

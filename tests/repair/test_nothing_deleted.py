@@ -118,8 +118,8 @@ def destroyers(tree: ast.AST) -> Iterator[tuple[str, str]]:
                     child.attr in ANY or (child.attr in OF_A_MODULE and _is_module(child.value))):
                 yield where, child.attr
             if isinstance(child, ast.ImportFrom) and child.module in ("os", "shutil"):
-                yield from ((where, one.name) for one in child.names
-                            if one.name in ANY | OF_A_MODULE)
+                yield from ((where, name.name) for name in child.names
+                            if name.name in ANY | OF_A_MODULE)
             if isinstance(child, ast.Call) and _opens_anew(child):
                 yield where, "open for writing"
             yield from walk(child, inner)
@@ -139,13 +139,13 @@ def _opens_anew(call: ast.Call) -> bool:
         return True
     if name != "open":
         return False
-    given = [*call.args, *(one.value for one in call.keywords)]
-    return any(isinstance(one, ast.Constant) and isinstance(one.value, str)
-               and one.value.strip("bt+") == "w" for one in given)
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return any(isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+               and arg.value.strip("bt+") == "w" for arg in given)
 
 
 @cache
-def found() -> frozenset[tuple[str, str, str]]:
+def all_destroyers() -> frozenset[tuple[str, str, str]]:
     return frozenset((str(path.relative_to(PACKAGE)), where, what) for path, tree in trees().items()
                      for where, what in destroyers(tree))
 
@@ -153,7 +153,7 @@ def found() -> frozenset[tuple[str, str, str]]:
 @together
 @pytest.mark.long
 def test_whatever_takes_away_is_known():
-    strays = found() - ALLOWED.keys()
+    strays = all_destroyers() - ALLOWED.keys()
     assert not strays, "why can this never meet a file of a store? " + "; ".join(
         f"{file}: {where} uses {what}" for file, where, what in sorted(strays))
 
@@ -161,7 +161,7 @@ def test_whatever_takes_away_is_known():
 @together
 @pytest.mark.long
 def test_the_list_has_nothing_that_is_not_there():
-    assert not ALLOWED.keys() - found()
+    assert not ALLOWED.keys() - all_destroyers()
 
 
 @pytest.mark.parametrize(("source", "what"), [
@@ -173,7 +173,7 @@ def test_the_list_has_nothing_that_is_not_there():
     ("p.write_bytes(b'')", "open for writing"), ("os.open('x', os.O_TRUNC)", "O_TRUNC"),
 ])
 def test_the_check_can_fail(source, what):
-    assert what in {one for _, one in destroyers(ast.parse(source))}
+    assert what in {destroyer for _, destroyer in destroyers(ast.parse(source))}
 
 
 def test_the_check_knows_what_is_harmless():

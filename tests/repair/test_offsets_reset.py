@@ -23,11 +23,11 @@ JSON = ("-o", "json")
 
 
 def store_of(tmp_path: Path, writer: Writer | None = None) -> Path:
-    made = writer or filled()
-    made.offsets["orders", "billing"] = {0: 5, 1: 5, 3: 99}
-    made.offsets["%RETRY%billing", "billing"] = {0: 2}
-    made.offsets["pays", "audit"] = {0: 7}
-    return made.write(tmp_path / "s")
+    index_writer = writer or filled()
+    index_writer.offsets["orders", "billing"] = {0: 5, 1: 5, 3: 99}
+    index_writer.offsets["%RETRY%billing", "billing"] = {0: 2}
+    index_writer.offsets["pays", "audit"] = {0: 7}
+    return index_writer.write(tmp_path / "s")
 
 
 def reset(store: Path, *words: str) -> Result:
@@ -47,9 +47,9 @@ def test_to_an_end_and_back(tmp_path: Path, to: str) -> None:
         plan = reset(store, "--to", to, *JSON).expect(0).json()
     ends = {str(queue): 0 if to == "earliest" else writer.next_offset["orders", queue]
             for queue in range(4)}
-    assert {str(one["queue_id"]): one["to"] for one in plan["queues"]} == ends
-    assert [one["from"] for one in plan["queues"]] == [5, 5, None, 99]
-    assert all(one["proof"]["group"] == "billing" for one in plan["actions"])
+    assert {str(queue["queue_id"]): queue["to"] for queue in plan["queues"]} == ends
+    assert [queue["from"] for queue in plan["queues"]] == [5, 5, None, 99]
+    assert all(action["proof"]["group"] == "billing" for action in plan["actions"])
     done = reset(store, "--to", to, "--apply", *JSON).expect(0).json()
     assert done["applied"]
     after = table(store)
@@ -73,14 +73,14 @@ def test_by_time_it_is_the_first_message_stored_then_or_later(tmp_path: Path) ->
     writer = filled()
     store = store_of(tmp_path, writer)
     when = writer.puts[61].time
-    found = reset(store, "--time", str(when), "--topic", "orders", *JSON).expect(0).json()
-    for one in found["queues"]:
+    answer = reset(store, "--time", str(when), "--topic", "orders", *JSON).expect(0).json()
+    for queue in answer["queues"]:
         later = [put for put in writer.puts if (put.topic, put.queue_id) == (
-            "orders", one["queue_id"]) and put.time >= when]
-        assert (one["to"], one["store_timestamp"]) == (later[0].queue_offset, later[0].time)
+            "orders", queue["queue_id"]) and put.time >= when]
+        assert (queue["to"], queue["store_timestamp"]) == (later[0].queue_offset, later[0].time)
     late = reset(store, "--time", str(writer.puts[-1].time + 1), "--topic", "orders", "--queue",
                  "1", *JSON).expect(0).json()
-    assert [(one["queue_id"], one["to"]) for one in late["queues"]] == [
+    assert [(queue["queue_id"], queue["to"]) for queue in late["queues"]] == [
         (1, writer.next_offset["orders", 1])]
 
 
@@ -90,8 +90,8 @@ def test_a_time_beside_damaged_messages(tmp_path: Path, seed: int, number: int) 
     random = Random(seed + number)
     writer = filled()
     lost = set(random.sample(range(len(writer.puts)), random.choice([1, 12, 60])))
-    for one in lost:
-        writer.patch(writer.puts[one].physical, bytes(80))
+    for message in lost:
+        writer.patch(writer.puts[message].physical, bytes(80))
     store = store_of(tmp_path, writer)
     for put in random.sample(writer.puts, 6):
         when = put.time + random.choice([-1, 0, 1])
@@ -114,12 +114,12 @@ def test_a_time_behind_the_damage_that_ends_the_log(tmp_path: Path) -> None:
     plan = reset(store, "--time", str(writer.puts[100].time), "--topic", "orders",
                  *JSON).expect(0).json()
     assert any("Run `rmqctl recover` first" in note for note in plan["notes"])
-    assert all("that startup keeps" in one["reason"] for one in plan["actions"])
+    assert all("that startup keeps" in action["reason"] for action in plan["actions"])
     run("recover", store, *SIZES, "--apply", "--yes").expect(1)
     plan = reset(store, "--time", str(writer.puts[100].time), "--topic", "orders",
                  *JSON).expect(0).json()
     assert not any("do that first" in note for note in plan["notes"])
-    assert {one["to"] for one in plan["queues"]} == {
+    assert {queue["to"] for queue in plan["queues"]} == {
         next(put.queue_offset for put in writer.puts[100:] if (put.topic, put.queue_id) == (
             "orders", queue_id)) for queue_id in range(4)}
 
@@ -146,17 +146,17 @@ def test_the_retry_topics_of_pop_only_by_name(tmp_path: Path) -> None:
         writer.put(topic, b"again")
         writer.offsets[topic, "billing"] = {0: 0}
     plan = reset(store_of(tmp_path, writer), "--to", "latest", *JSON).expect(0).json()
-    assert {one["topic"] for one in plan["queues"]} == {"orders"}
+    assert {queue["topic"] for queue in plan["queues"]} == {"orders"}
     assert any("%RETRY%billing_orders" in note for note in plan["notes"])
 
 
 def test_the_retry_topic_only_by_name(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     plan = reset(store, "--to", "latest", *JSON).expect(0).json()
-    assert {one["topic"] for one in plan["queues"]} == {"orders"}
+    assert {queue["topic"] for queue in plan["queues"]} == {"orders"}
     assert any("%RETRY%billing" in note for note in plan["notes"])
     named = reset(store, "--to", "earliest", "--topic", "%RETRY%billing", *JSON).expect(0).json()
-    assert [(one["from"], one["to"]) for one in named["queues"]] == [(2, 0)]
+    assert [(queue["from"], queue["to"]) for queue in named["queues"]] == [(2, 0)]
 
 
 def test_where_a_broker_would_end_the_log(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_where_a_broker_would_end_the_log(tmp_path: Path) -> None:
     kept = {queue: sum((put.topic, put.queue_id) == ("orders", queue) for put in writer.puts[:80])
             for queue in range(4)}
     plan = reset(store, "--to", "latest", *JSON).expect(0).json()
-    assert {one["queue_id"]: one["to"] for one in plan["queues"]} == kept
+    assert {queue["queue_id"]: queue["to"] for queue in plan["queues"]} == kept
 
 
 @pytest.mark.parametrize("light", [True, False])
@@ -302,7 +302,7 @@ def test_to_a_number_within_the_bounds(tmp_path: Path, words: tuple[str, str],
     writer = filled()
     store = store_of(tmp_path, writer)
     plan = reset(store, *words, *JSON).expect(0).json()
-    assert {one["queue_id"]: one["to"] for one in plan["queues"]} == {
+    assert {queue["queue_id"]: queue["to"] for queue in plan["queues"]} == {
         queue: writer.next_offset["orders", queue] if end is None else end
         for queue, end in ends.items()}
 
@@ -319,6 +319,6 @@ def test_a_retry_topic_that_is_reset_does_not_keep_its_offsets(tmp_path: Path) -
     store = store_of(tmp_path)
     plan = reset(store, "--beyond-end", *JSON).expect(0).json()
     kept = any("keeps its offsets" in note for note in plan["notes"])
-    assert kept == ("%RETRY%billing" not in {one["topic"] for one in plan["queues"]})
+    assert kept == ("%RETRY%billing" not in {queue["topic"] for queue in plan["queues"]})
     plan = reset(store, "--to", "latest", *JSON).expect(0).json()
     assert any("keeps its offsets" in note for note in plan["notes"])

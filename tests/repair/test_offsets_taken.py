@@ -17,8 +17,8 @@ from tests.support.cli import run
 
 
 def offsets_of(store: Path) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = table(store)["offsetTable"]
-    return found
+    offset_table: dict[str, dict[str, int]] = table(store)["offsetTable"]
+    return offset_table
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_copy_to_another_group_and_back(store: Path) -> None:
     words = ("offsets", "copy", store, "--from-group", "billing", "--to-group", "v2")
     with snapshot.assert_unchanged(store):
         plan = run(*words, *JSON).expect(0).json()
-    assert {(one["group"], one["topic"]) for one in plan["queues"]} == {("v2", "orders")}
+    assert {(queue["group"], queue["topic"]) for queue in plan["queues"]} == {("v2", "orders")}
     assert any("beyond the end" in note for note in plan["notes"])
     run(*words, "--apply", "--yes").expect(0)
     assert offsets_of(store) == {**before, "orders@v2": before["orders@billing"]}
@@ -77,7 +77,8 @@ def test_import_a_file(store: Path, older: Path, rule: tuple[str, ...],
                        billing: dict[str, int]) -> None:
     before = offsets_of(store)
     plan = run("offsets", "import", store, older, *rule, *JSON).expect(0).json()
-    assert bool([one for one in plan["notes"] if "the value of this store" in one]) == (rule == ())
+    assert bool([note for note in plan["notes"] if "the value of this store" in note]) == (rule
+                                                                                           == ())
     for action in plan["actions"]:
         proof = action["proof"]
         skipped, again = proof["skips"], proof["delivers_again"]
@@ -97,8 +98,8 @@ def test_import_from_a_store_of_one_group(store: Path, tmp_path: Path) -> None:
     run("offsets", "reset", slave, "--group", "audit", "--to", "earliest", "--apply", "--yes")
     run("offsets", "import", store, slave, "--group", "billing", "--replace", "--apply",
         "--yes").expect(0)
-    found: Any = run("offsets", "diff", store, slave, *JSON).expect(1).json()
-    assert {one["group"] for one in found} == {"audit"}
+    answer: Any = run("offsets", "diff", store, slave, *JSON).expect(1).json()
+    assert {group["group"] for group in answer} == {"audit"}
 
 
 @pytest.mark.parametrize(("text", "what"), [
@@ -127,9 +128,10 @@ def test_export_is_what_import_and_a_broker_take(store: Path, tmp_path: Path) ->
 
 
 def test_diff_says_what_one_side_lacks(store: Path, older: Path) -> None:
-    found: Any = run("offsets", "diff", store, older, *JSON).expect(1).json()
-    by_queue = {(one["group"], one["topic"], one["queue_id"]): (one["a"], one["b"], one["diff"])
-                for one in found}
+    answer: Any = run("offsets", "diff", store, older, *JSON).expect(1).json()
+    by_queue = {(group["group"], group["topic"], group["queue_id"]): (group["a"], group["b"],
+                                                                      group["diff"])
+                for group in answer}
     assert by_queue["billing", "orders", 1] == (5, 9, 4)
     assert by_queue["billing", "orders", 2] == (None, 4, None)
     assert by_queue["gone", "pays", 0] == (None, 1, None)
@@ -173,8 +175,8 @@ def test_a_long_plan_says_what_each_topic_costs(golden_copy: GoldenFolder, tmp_p
                   if action["proof"]["topic"] == topic]
         skips = sum(proof["skips"] for proof in proofs)
         assert f"G2 at {topic}, {len(proofs)} queues: skips {skips:,} unread messages" in shown
-    each = " ".join(run(*words, "--all").expect(0).out.split())
-    assert all(f"G2 at {row['topic']}, queue {row['queue_id']}:" in each for row in queues
+    text = " ".join(run(*words, "--all").expect(0).out.split())
+    assert all(f"G2 at {row['topic']}, queue {row['queue_id']}:" in text for row in queues
                if row["max_offset"] > 1)
 
 

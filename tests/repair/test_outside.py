@@ -387,10 +387,10 @@ def borrowed(tiny: Tiny, tmp_path: Path) -> tuple[Path, Path]:
     (other / "lock").write_bytes(b"lock")
     shutil.rmtree(tiny.root / "commitlog")
     (tiny.root / ".rmqctl").mkdir(exist_ok=True)
-    known = json.loads(store_json(Settings(commitlog_file_size=1024, consumequeue_file_size=60,
-                                           index_slots=8, index_max=32)))
+    document = json.loads(store_json(Settings(commitlog_file_size=1024, consumequeue_file_size=60,
+                                              index_slots=8, index_max=32)))
     (tiny.root / ".rmqctl/store.json").write_text(json.dumps(
-        {**known, "commitlog_dirs": [str(other / "commitlog")]}))
+        {**document, "commitlog_dirs": [str(other / "commitlog")]}))
     return tiny.root, other
 
 

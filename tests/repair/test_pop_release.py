@@ -36,14 +36,15 @@ def built(tmp_path: Path, *specs: Spec, revived: int = -1, **changes: Any) -> Pa
 
 
 def records(root: Path, topic: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = run("read", root, "--topic", topic, "-o", "json").expect(0).json()
-    return found
+    answer: list[dict[str, Any]] = run("read", root, "--topic", topic, "-o",
+                                       "json").expect(0).json()
+    return answer
 
 
 def release(root: Path, *words: str) -> dict[str, Any]:
-    found: dict[str, Any] = run("pop", "release", root, "--group", GROUP, *words, "-o",
-                                "json").expect(0).json()
-    return found
+    answer: dict[str, Any] = run("pop", "release", root, "--group", GROUP, *words, "-o",
+                                 "json").expect(0).json()
+    return answer
 
 
 def test_as_a_broker_revives_them(tmp_path: Path) -> None:
@@ -52,17 +53,18 @@ def test_as_a_broker_revives_them(tmp_path: Path) -> None:
     plan = release(root)
     assert kept_bytes(root) == before
     assert [row["queue_offset"] for row in plan["released"]] == [5, 8]
-    made = applied(root, "pop", "release", root, "--group", GROUP)
-    assert [row["queue_offset"] for row in made["released"]] == [5, 8]
+    outcome = applied(root, "pop", "release", root, "--group", GROUP)
+    assert [row["queue_offset"] for row in outcome["released"]] == [5, 8]
     # The messages as a broker's revive puts them.
     (_, *retried) = records(root, RETRY)
-    assert [(each["body"], each["reconsume_times"], each["queue_id"], each["properties"])
-            for each in retried] == [
+    assert [(message["body"], message["reconsume_times"], message["queue_id"],
+             message["properties"])
+            for message in retried] == [
         (f"message {number}", 1, 0, {"UNIQ_KEY": KEYS[number], "KEYS": f"k{number}", "TAGS": "A",
                                      "1ST_POP_TIME": str(POPPED + number // 3 * 3)})
         for number in (5, 8)]
-    assert [row["released_offset"] for row in made["released"]] == [
-        each["physical_offset"] for each in retried]
+    assert [row["released_offset"] for row in outcome["released"]] == [
+        message["physical_offset"] for message in retried]
     # One acknowledgement, of what the broker has not passed.
     last = records(root, REVIVE)[-1]
     assert json.loads(last["body"]) == {"ao": 8, "bn": "broker-a", "c": GROUP, "pt": POPPED + 6,
@@ -82,7 +84,7 @@ def test_a_retry_topic_that_is_missing_is_created(tmp_path: Path) -> None:
     applied(root, "pop", "release", root, "--group", GROUP)
     topics = json.loads((root / "config/topics.json").read_text())["topicConfigTable"]
     assert topics[RETRY]["readQueueNums"] == topics[RETRY]["writeQueueNums"] == 1
-    assert [each["body"] for each in records(root, RETRY)] == ["message 0"]
+    assert [record["body"] for record in records(root, RETRY)] == ["message 0"]
     sound(root)
     run("undo", root, "--yes").expect(0)
     assert kept_bytes(root) == before
@@ -120,8 +122,8 @@ def test_a_second_retry_counts_on(tmp_path: Path) -> None:
 def test_what_waits_in_the_timer(tmp_path: Path) -> None:
     """Its acknowledgement waits in the timer as well, a second behind the check point."""
     root = built(tmp_path, waiting(check_point(0, 1, pt=SOON), SOON + INVISIBLE_MS - 1000))
-    made = applied(root, "pop", "release", root, "--group", GROUP)
-    assert any("start the broker before" in note for note in made["notes"])
+    outcome = applied(root, "pop", "release", root, "--group", GROUP)
+    assert any("start the broker before" in note for note in outcome["notes"])
     last = records(root, "rmq_sys_wheel_timer")[-1]
     assert last["properties"]["REAL_TOPIC"] == REVIVE
     assert SOON + INVISIBLE_MS - 1000 <= int(last["properties"]["TIMER_OUT_MS"])
@@ -158,8 +160,8 @@ def test_narrowed(tmp_path: Path, words: tuple[str, ...], count: int) -> None:
 def test_a_store_that_was_not_closed(tmp_path: Path) -> None:
     root = pop.build(tmp_path / "store", abort=True).root
     before = kept_bytes(root)
-    found = run("pop", "release", root, "--group", GROUP, "--apply", "--yes").expect(6)
-    assert "not closed cleanly" in found.err
+    result = run("pop", "release", root, "--group", GROUP, "--apply", "--yes").expect(6)
+    assert "not closed cleanly" in result.err
     assert kept_bytes(root) == before
 
 

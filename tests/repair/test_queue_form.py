@@ -15,8 +15,8 @@ from tests.support.cli import run
 
 def without_queues(golden_copy, name: str, *gone: str) -> Path:
     store = golden_copy(name)
-    for each in ("consumequeue", *gone):
-        shutil.rmtree(store / each, ignore_errors=True)
+    for word in ("consumequeue", *gone):
+        shutil.rmtree(store / word, ignore_errors=True)
     return store
 
 
@@ -48,8 +48,8 @@ def test_the_form_asked_for_is_made(golden_copy):
     assert run("recover", store, "-o", "json").expect(0).json()["actions"] == []
     # It is no way from one form to the other.
     for place, other in ((store, "file"), (in_files, "rocksdb")):
-        said = run("recover", place, "--consumequeue", other).expect(2)
-        assert f"rmqctl convert {place} --consumequeue {other}" in said.err
+        result = run("recover", place, "--consumequeue", other).expect(2)
+        assert f"rmqctl convert {place} --consumequeue {other}" in result.err
 
 
 def test_doctor_asks_for_the_form(golden_copy):
@@ -66,15 +66,15 @@ def test_doctor_asks_for_the_form(golden_copy):
     assert info(store)["layout"]["consumequeue"] == "rocksdb"
 
 
-@pytest.mark.parametrize(("store_type", "made"), [
+@pytest.mark.parametrize(("store_type", "form"), [
     ("storeType=defaultRocksDB", "rocksdb"), ("storeType=default", "file"), ("", "file")])
 def test_the_configuration_file_proves_the_form(golden_copy, tmp_path: Path, store_type: str,
-                                                made: str):
+                                                form: str):
     store = golden_copy("5.3.3/rocksdb-crash-nocq/before")
     conf = tmp_path / "broker.conf"
     conf.write_text(f"brokerName=b\n{store_type}\n")
     run("recover", store, "--broker-conf", conf, "--apply", "--yes").expect(0)
-    assert ((store / "consumequeue/CURRENT").exists()) == (made == "rocksdb")
+    assert ((store / "consumequeue/CURRENT").exists()) == (form == "rocksdb")
     assert not (store / "abort").exists()
 
 

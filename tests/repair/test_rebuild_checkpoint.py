@@ -35,23 +35,24 @@ def after(root: Path, facts: CheckpointFacts = FACTS, generation: int = 4) -> tu
     return layout.parse(step.content), action.reason
 
 
-@pytest.mark.parametrize("each", SETS, ids=IDS)
-def test_the_engines_own_are_right(each, golden, tmp_path):
-    folder = golden(each.id)
-    dirs = golden_sets.MULTI_PATH if each.kind == "multipath" else ()
+@pytest.mark.parametrize("golden_set", SETS, ids=IDS)
+def test_the_engines_own_are_right(golden_set, golden, tmp_path):
+    folder = golden(golden_set.id)
+    dirs = golden_sets.MULTI_PATH if golden_set.kind == "multipath" else ()
     with Store.open(folder / "store", dirs) as store:
         facts = facts_of(store)
         generation = store.generation
     assert checkpoint_steps(str(folder / "store"), facts, generation) == ([], [])
     with Scratch(str(tmp_path)) as scratch:
-        rebuilt = run(folder / "store", settings_of(folder, each.version), scratch, each.kind)
+        rebuilt = run(folder / "store", settings_of(folder, golden_set.version), scratch,
+                      golden_set.kind)
         assert facts_after(rebuilt) == facts
-        made = after(tmp_path, facts, generation)[0]
-    assert made is not None
-    assert made.physic_msg_timestamp == facts.newest
+        result = after(tmp_path, facts, generation)[0]
+    assert result is not None
+    assert result.physic_msg_timestamp == facts.newest
     engines = layout.parse((folder / "store" / "checkpoint").read_bytes())
-    assert made.logics_msg_timestamp == engines.logics_msg_timestamp
-    assert made.index_msg_timestamp == engines.index_msg_timestamp
+    assert result.logics_msg_timestamp == engines.logics_msg_timestamp
+    assert result.index_msg_timestamp == engines.index_msg_timestamp
 
 
 @pytest.mark.parametrize(("fields", "wanted", "reason"), [
@@ -74,15 +75,15 @@ def test_wrong_ones_are_made_anew(fields, wanted, reason, tmp_path):
     if fields is not None:
         (tmp_path / "checkpoint").write_bytes(
             fields if isinstance(fields, bytes) else layout.build(CheckpointRecord(*fields)))
-    found, why = after(tmp_path)
-    assert (found and tuple(found), reason in why) == (wanted, True)
+    parsed, why = after(tmp_path)
+    assert (parsed and tuple(parsed), reason in why) == (wanted, True)
     assert bool(why) == bool(reason)
 
 
 def test_a_newer_broker_gets_the_confirmed_offset(tmp_path):
-    found, _ = after(tmp_path, generation=5)
-    assert found is not None
-    assert found.confirm_phy_offset == 700
+    parsed, _ = after(tmp_path, generation=5)
+    assert parsed is not None
+    assert parsed.confirm_phy_offset == 700
 
 
 def test_a_page_of_another_length_keeps_its_values(tmp_path):
@@ -100,7 +101,7 @@ def test_an_empty_log_needs_none_and_a_folder_goes_aside(tmp_path):
     (tmp_path / "checkpoint").mkdir()
     for facts in (FACTS, empty):
         steps, (action,) = checkpoint_steps(str(tmp_path), facts, 4)
-        assert [type(one) for one in steps] == [MoveAside, Create]
+        assert [type(step) for step in steps] == [MoveAside, Create]
         assert (action.before, action.reason) == (None, "checkpoint is not a regular file")
 
 

@@ -25,7 +25,7 @@ UNIT = consume_queue.dtype()
 def last_record(store: Path) -> tuple[int, int]:
     """(start, end) of the last message."""
     with Store.open(store) as opened:
-        batch = [one for one in opened.log.walk() if len(one)][-1]
+        batch = [node for node in opened.log.walk() if len(node)][-1]
         start = int(batch.offset[-1])
         return start, start + int(batch.column("total_size")[-1])
 
@@ -37,9 +37,9 @@ def test_one_queue_alone_comes_back(name, golden, golden_copy, tmp_path):
     store = golden_copy(f"{name}/store")
     wanted = derived(store)
     structure = "batchconsumequeue" if name.endswith("batchcq") else "consumequeue"
-    topic = min(one.name for one in (store / structure).iterdir())
+    topic = min(path.name for path in (store / structure).iterdir())
     shutil.rmtree(store / structure / topic / "0")
-    other = next(one for one in (store / structure).iterdir() if one.name != topic)
+    other = next(path for path in (store / structure).iterdir() if path.name != topic)
     shutil.rmtree(other)
     shutil.rmtree(store / "index")
     done = mend(store, settings, tmp_path, topic=topic, queue=0)
@@ -133,7 +133,7 @@ def test_rows_behind_the_end_of_the_log_go_also_in_queues_without_a_message(gold
         rebuilt = run(short, settings, scratch, log_end=end)
         steps, actions = derived_steps(rebuilt)
         assert topic_queue_table(rebuilt)["Gone-3"] == 1
-        assert [type(one) for one in steps] == [MoveAside, Patch]
+        assert [type(step) for step in steps] == [MoveAside, Patch]
         assert (actions[0].before, actions[0].after) == (3, 1)
         carry_out(steps, short)
     assert [file.name for file in lost.iterdir()] == ["00000000000000000000"]
@@ -162,15 +162,15 @@ def test_intact_messages_on_both_sides_of_damage_are_dispatched(jobs, golden, go
         laid.append(LogPart(part.base, part.size, part.path, tuple(pieces)))
     with snapshot.assert_unchanged(store), Scratch(str(tmp_path)) as scratch:
         rebuilt = run(store, settings, scratch, parts=laid, jobs=jobs)
-        found = derived(Path(scratch.root))
+        derived_files = derived(Path(scratch.root))
         assert rebuilt.messages == len(some) - 2
         assert rebuilt.damage.count == 2
         assert rebuilt.damage.length == body[1] + header[1]
-        assert [one.offset for one in rebuilt.damage.spans] == [body[0], header[0]]
+        assert [span.offset for span in rebuilt.damage.spans] == [body[0], header[0]]
         assert "2 damaged spans" in rebuilt.notes[0]
         assert rebuilt.gaps > 0
         assert "gap" in rebuilt.notes[1]
-    places = {int(row["physical_offset"]) for name, data in found.items()
+    places = {int(row["physical_offset"]) for name, data in derived_files.items()
               if name.startswith("consumequeue/") for row in np.frombuffer(data, UNIT)
               if row["size"]}
     assert places == {offset for offset, _ in some} - {body[0], header[0]}
@@ -184,7 +184,7 @@ def test_a_log_as_it_would_be(golden, golden_copy, tmp_path):
     parts = parts_of(store)
     with Scratch(str(tmp_path / "a")) as scratch:
         cut = run(store, settings, scratch, log_end=start)
-        one = derived(Path(scratch.root))
+        derived_files = derived(Path(scratch.root))
     last = parts[-1]
     planned = [*parts[:-1], LogPart(last.base, last.size, last.path,
                                     (OverlayPiece(start - last.base,
@@ -192,7 +192,7 @@ def test_a_log_as_it_would_be(golden, golden_copy, tmp_path):
                LogPart(last.end, last.size, None)]
     with Scratch(str(tmp_path / "b")) as scratch:
         laid = run(store, settings, scratch, parts=planned, jobs=2)
-        assert derived(Path(scratch.root)) == one
+        assert derived(Path(scratch.root)) == derived_files
     assert (cut.last, cut.messages, cut.next_offsets) == (
         laid.last, laid.messages, laid.next_offsets)
     assert laid.log_end == cut.last + (start - cut.last)

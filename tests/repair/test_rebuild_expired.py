@@ -31,31 +31,31 @@ from tests.repair.rebuilding import (
 from tests.support import snapshot
 from tests.support.share import sample
 
-each_set = pytest.mark.parametrize("each", sample(SETS, 12, "expired heads of sets"),
-                                   ids=lambda one: one.id)
+each_set = pytest.mark.parametrize("golden_set", sample(SETS, 12, "expired heads of sets"),
+                                   ids=lambda golden_store: golden_store.id)
 UNIT = consume_queue.dtype()
 
 
 @each_set
-def test_what_is_right_stays_after_the_head_expired(each, golden, tmp_path):
-    folder = golden(each.id)
-    store, settings = folder / "store", settings_of(folder, each.version)
-    parts = parts_of(store, each.kind)
+def test_what_is_right_stays_after_the_head_expired(golden_set, golden, tmp_path):
+    folder = golden(golden_set.id)
+    store, settings = folder / "store", settings_of(folder, golden_set.version)
+    parts = parts_of(store, golden_set.kind)
     with snapshot.assert_unchanged(store):
         for number in range(1, len(parts)):
             with Scratch(str(tmp_path)) as scratch:
-                assert planned(store, settings, scratch, each.kind,
+                assert planned(store, settings, scratch, golden_set.kind,
                                parts=parts[number:]) == ([], []), number
 
 
 def rows_of(folder: Path) -> dict[int, tuple[int, ...]]:
     """Rows of a queue by queue offset, without fillers and unused ones."""
-    found = {}
+    data = {}
     for file in sorted(folder.iterdir()):
         for number, row in enumerate(np.frombuffer(file.read_bytes(), UNIT)):
             if row["size"] > 0 and tuple(row.tolist()) != tuple(FILLER):
-                found[int(file.name) // UNIT.itemsize + number] = tuple(row.tolist())
-    return found
+                data[int(file.name) // UNIT.itemsize + number] = tuple(row.tolist())
+    return data
 
 
 @pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/basic", "5.3.3/lmq", "4.9.3/delay"])
@@ -86,11 +86,11 @@ def test_deleted_queues_begin_with_fillers(name, golden, golden_copy, tmp_path):
 
 
 @each_set
-def test_damage_behind_the_expired_rows_is_mended_and_they_stay(each, golden, golden_copy,
+def test_damage_behind_the_expired_rows_is_mended_and_they_stay(golden_set, golden, golden_copy,
                                                                 tmp_path):
-    folder = golden(each.id)
-    store, settings = golden_copy(f"{each.id}/store"), settings_of(folder, each.version)
-    parts = parts_of(store, each.kind)
+    folder = golden(golden_set.id)
+    store, settings = golden_copy(f"{golden_set.id}/store"), settings_of(folder, golden_set.version)
+    parts = parts_of(store, golden_set.kind)
     kept = parts[len(parts) // 2:]
     wanted = derived(store)
     harmed = []
@@ -109,11 +109,11 @@ def test_damage_behind_the_expired_rows_is_mended_and_they_stay(each, golden, go
             harmed.append(name)
     assert harmed
     with Scratch(str(tmp_path)) as scratch:
-        steps, actions = planned(store, settings, scratch, each.kind, parts=kept)
+        steps, actions = planned(store, settings, scratch, golden_set.kind, parts=kept)
         carry_out(steps, store)
     assert derived(store) == wanted
-    assert {one.target for one in steps} == set(harmed)
-    assert all("entries" in one.reason or "index" in one.reason for one in actions)
+    assert {step.target for step in steps} == set(harmed)
+    assert all("entries" in action.reason or "index" in action.reason for action in actions)
 
 
 def test_index_names_stay_and_new_ones_fit_between(golden, golden_copy, tmp_path):
@@ -128,9 +128,9 @@ def test_index_names_stay_and_new_ones_fit_between(golden, golden_copy, tmp_path
         done = mend(store, settings, tmp_path)
         assert len(done) == 1
         assert "index file is missing" in done[0]
-        found = derived(store)
-        here = sorted(name for name in found if name.startswith("index/"))
-        assert [found[name] for name in here] == [wanted[name] for name in names]
+        derived_files = derived(store)
+        here = sorted(name for name in derived_files if name.startswith("index/"))
+        assert [derived_files[name] for name in here] == [wanted[name] for name in names]
         assert set(names) - set(here) <= {names[gone]}
         assert all(len(name) == len(names[0]) for name in here)
         assert mend(store, settings, tmp_path) == []
@@ -188,13 +188,13 @@ def test_entries_of_expired_messages_without_overwritten_ones(
     index.write_bytes(raw)
     hit = range(at // ENTRY.size, -(-(at + length) // ENTRY.size))
     rmqctl("recover", root, "--apply", "--yes").expect(0, 1)
-    found = rmqctl("verify", root, "-o", "json").json()
-    assert not [one for one in found["findings"] if one["structure"] == "index"]
+    answer = rmqctl("verify", root, "-o", "json").json()
+    assert not [finding for finding in answer["findings"] if finding["structure"] == "index"]
     index, = (root / "index").iterdir()
-    made = open_index(StoreFile(str(index), index.name, 0, index.stat().st_size), 16, 4096)
+    index_file = open_index(StoreFile(str(index), index.name, 0, index.stat().st_size), 16, 4096)
     for number, entry in enumerate(entries):
         places = list[int]()
-        select(made, entry.key_hash, count, 0, 1 << 62, places)
+        select(index_file, entry.key_hash, count, 0, 1 << 62, places)
         assert entry.physical_offset in places or number in hit, number
-    made.close()
+    index_file.close()
     assert "nothing to do" in rmqctl("recover", root).out

@@ -30,34 +30,36 @@ from tests.support.snapshot import copy_tree
 pytestmark = compiled_only
 
 
-def told(settings: Settings, rows: bool, limit: int | None, root: Path,
-         sizes: Sizes | None) -> list[Any]:
-    found = []
+def derived_parts(settings: Settings, rows: bool, limit: int | None, root: Path,
+                  sizes: Sizes | None) -> list[Any]:
+    values = []
     with Store.open(str(root), (), sizes) as store, KeptEntries.of(str(root), settings) as kept:
         for part in ranges.split(log_as_it_is(store), 1 << 16):
-            one = derive(settings, rows, limit, kept, part)
-            found.append((one.first, one.position, one.messages, one.last, one.end, one.newest,
-                          one.damage, columns(one.derived)))
-    return found
+            result = derive(settings, rows, limit, kept, part)
+            values.append((result.first, result.position, result.messages, result.last, result.end,
+                           result.newest,                            result.damage,
+                           columns(result.derived)))
+    return values
 
 
 def columns(parts: list[Derived]) -> dict[str, Any]:
     if not parts:
         return {}
     joined = Derived.joined(parts)
-    found = {name: getattr(joined, name).tolist() for name in (
+    values_by_name = {name: getattr(joined, name).tolist() for name in (
         "queue_id", "queue_offset", "physical", "size", "store_timestamp", "tags", "rowed")}
-    found["topic"] = [joined.topics[number] for number in joined.topic.tolist()]
+    values_by_name["topic"] = [joined.topics[number] for number in joined.topic.tolist()]
     if joined.key_row is not None and joined.key_hash is not None:
-        found["keys"] = [*zip(joined.key_row.tolist(), joined.key_hash.tolist(), strict=True)]
+        values_by_name["keys"] = [*zip(joined.key_row.tolist(), joined.key_hash.tolist(),
+                                       strict=True)]
     if joined.further is not None:
         further = joined.further
-        found["further"] = [*zip(further.message.tolist(), (
+        values_by_name["further"] = [*zip(further.message.tolist(), (
             further.names[number] for number in further.name.tolist()), further.offset.tolist(),
             strict=True)]
     if joined.inner is not None:
-        found["inner"] = np.column_stack(joined.inner).tolist()
-    return found
+        values_by_name["inner"] = np.column_stack(joined.inner).tolist()
+    return values_by_name
 
 
 def assert_equal(root: Path, sizes: Sizes | None, monkeypatch: pytest.MonkeyPatch,
@@ -68,10 +70,10 @@ def assert_equal(root: Path, sizes: Sizes | None, monkeypatch: pytest.MonkeyPatc
                                   (Settings(version), True, middle),
                                   (Settings(version), False, None),
                                   (Settings(version, message_index=False), True, None)):
-        by_the_kernel = told(settings, rows, limit, root, sizes)
+        by_the_kernel = derived_parts(settings, rows, limit, root, sizes)
         with monkeypatch.context() as patch:
             patch.setattr(in_one_loop, "active", lambda: None)
-            by_column = told(settings, rows, limit, root, sizes)
+            by_column = derived_parts(settings, rows, limit, root, sizes)
         assert by_the_kernel == by_column
 
 
@@ -89,10 +91,10 @@ def test_golden_stores(store: GoldenStore, golden: GoldenFolder, tmp_path: Path,
 
 @pytest.mark.parametrize("seed", sample(range(WORLDS), 15, "worlds of derived"))
 def test_damaged_worlds(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = trial.world(seed)
-    ground = grounds.make(tmp_path / "made", one.form, one.forged, one.number)
+    world = trial.world(seed)
+    ground = grounds.make(tmp_path / "made", world.form, world.forged, world.number)
     root = ground.copy(tmp_path / "store")
-    trial._damaged(one, ground, root)
+    trial._damaged(world, ground, root)
     assert_equal(root, ground.sizes, monkeypatch, "5.3.3")
 
 
@@ -105,6 +107,6 @@ def test_little_room(golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> N
         return room(self)
 
     settings, root = Settings("5.3.3"), golden("5.3.3/basic/store")
-    before = told(settings, True, None, root, None)
+    before = derived_parts(settings, True, None, root, None)
     monkeypatch.setattr(LeadPass, "_more_room", few)
-    assert told(settings, True, None, root, None) == before
+    assert derived_parts(settings, True, None, root, None) == before

@@ -207,7 +207,7 @@ def test_results_do_not_depend_on_stretches_or_jobs(golden, golden_copy, tmp_pat
     store = golden_copy("5.3.3/basic/store")
     for name in ("index", "consumequeue"):
         shutil.rmtree(store / name)
-    made = []
+    values = []
     for stretch, jobs in ((1000, 1), (7777, 3), (1 << 20, 2)):
         monkeypatch.setattr(derived_range, "RANGE_SIZE", stretch)
         with Scratch(str(tmp_path), f"{stretch}") as scratch:
@@ -216,5 +216,5 @@ def test_results_do_not_depend_on_stretches_or_jobs(golden, golden_copy, tmp_pat
             target = tmp_path / f"store-{stretch}"
             target.mkdir()
             carry_out(steps, target)
-            made.append((derived(target), actions, figures(rebuilt)))
-    assert made[0] == made[1] == made[2]
+            values.append((derived(target), actions, figures(rebuilt)))
+    assert values[0] == values[1] == values[2]

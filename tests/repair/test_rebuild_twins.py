@@ -58,13 +58,13 @@ def test_what_only_looks_the_same_is_planned(harm: Callable[[Path], None], golde
     store, settings = golden_copy("5.3.3/basic/store"), settings_of(folder, "5.3.3")
     wanted = derived(store)
     queue = max((store / "consumequeue").glob("*/*"),
-                key=lambda one: (sum(1 for _ in one.iterdir()) > 1, os.path.getsize(min(
-                    one.iterdir())), str(one)))
+                key=lambda path: (sum(1 for _ in path.iterdir()) > 1, os.path.getsize(min(
+                    path.iterdir())), str(path)))
     harm(queue)
     with Scratch(str(tmp_path)) as scratch:
         steps, actions = planned(store, settings, scratch)
     assert steps
     assert {action.target for action in actions} == {str(queue.relative_to(store))}
     mend(store, settings, tmp_path)
-    found = {name: data for name, data in derived(store).items() if "/below/" not in name}
-    assert {name: found.get(name) for name in wanted} == wanted
+    data_by_name = {name: data for name, data in derived(store).items() if "/below/" not in name}
+    assert {name: data_by_name.get(name) for name in wanted} == wanted

@@ -21,7 +21,7 @@ from tests.support.tiny import Tiny
 
 Run = Callable[..., Result]
 Folder = Callable[[str], Path]
-DAMAGED = [each for each in all_sets() if each.is_damaged]
+DAMAGED = [golden_set for golden_set in all_sets() if golden_set.is_damaged]
 SIZES = ("--index-slots", "100", "--index-max", "200", "--consumequeue-file-size", "440")
 """The configuration of all damage sets, for where no file is left to tell it."""
 JSON = ("-o", "json")
@@ -29,25 +29,28 @@ JSON = ("-o", "json")
 
 def intact(run: Run, root: Path) -> set[str]:
     """Every message that can be read in the log, behind damage too, without fillers."""
-    found = run("read", root, "--from-phy", "0", "-o", "jsonl").expect(0, 1).jsonl()
-    return {json.dumps([one[name] for name in ("topic", "queue_id", "queue_offset",
-                                               "physical_offset", "body_crc", "properties_raw")])
-            for one in found if one["crc_ok"] and "RMQCTL" not in one["properties_raw"]}
+    messages = run("read", root, "--from-phy", "0", "-o", "jsonl").expect(0, 1).jsonl()
+    return {json.dumps([message[name] for name in ("topic", "queue_id", "queue_offset",
+                                                   "physical_offset", "body_crc",
+                                                   "properties_raw")])
+            for message in messages if message["crc_ok"]
+            and "RMQCTL" not in message["properties_raw"]}
 
 
 def assert_is_data(actions: list[dict[str, object]]) -> None:
     """Numbers say what is there and what will be; words only why."""
-    for one in actions:
-        assert not str(one["target"]).startswith("physical offset")
-        for value in (one["from"], one["to"]):
+    for action in actions:
+        assert not str(action["target"]).startswith("physical offset")
+        for value in (action["from"], action["to"]):
             numbers = value.values() if isinstance(value, dict) else (value,)
-            assert all(number is None or isinstance(number, int) for number in numbers), one
+            assert all(number is None or isinstance(number, int) for number in numbers), action
 
 
-@pytest.mark.parametrize("each", sample(DAMAGED, 8, "recover"), ids=lambda one: one.id)
+@pytest.mark.parametrize("golden_store", sample(DAMAGED, 8, "recover"),
+                         ids=lambda golden_store: golden_store.id)
 def test_every_damage_set_becomes_whole(rmqctl: Run, golden_copy: Folder,
-                                        each: GoldenSet) -> None:
-    root = golden_copy(f"{each.id}/before")
+                                        golden_store: GoldenSet) -> None:
+    root = golden_copy(f"{golden_store.id}/before")
     was, before, readable = snapshot.take(root), bytes_of(root), intact(rmqctl, root)
     planned = rmqctl("recover", root, *SIZES, *JSON).recovered()
     assert snapshot.take(root) == was, "a plan changes nothing"
@@ -60,11 +63,11 @@ def test_every_damage_set_becomes_whole(rmqctl: Run, golden_copy: Folder,
     assert intact(rmqctl, root) >= readable
     rmqctl("verify", root).expect(0)
     for version in ("4.9.3", "5.3.3"):
-        if each.version == "5.3.3" and version == "4.9.3":
+        if golden_store.version == "5.3.3" and version == "4.9.3":
             continue  # an older broker on a newer store is another question
-        found = rmqctl("preflight", root, "--broker-version", version, *JSON).expect(0).json()
-        assert found["starts"]
-        assert found["messages_lost"] == 0
+        answer = rmqctl("preflight", root, "--broker-version", version, *JSON).expect(0).json()
+        assert answer["starts"]
+        assert answer["messages_lost"] == 0
     table = rmqctl("recover", "table", root, *JSON).expect(0).json()
     assert table == done["topic_queue_table"]
     again = rmqctl("recover", root, "--apply", "--yes").expect(0)
@@ -74,23 +77,23 @@ def test_every_damage_set_becomes_whole(rmqctl: Run, golden_copy: Folder,
         assert bytes_of(root) == before
 
 
-@pytest.mark.parametrize("each", clean_stores(), ids=lambda one: one.id)
+@pytest.mark.parametrize("golden_store", clean_stores(), ids=lambda golden_store: golden_store.id)
 def test_a_sound_store_gets_an_empty_plan(rmqctl: Run, golden: Folder,
-                                          each: GoldenSet) -> None:
-    root = golden(f"{each.id}/store")
+                                          golden_store: GoldenSet) -> None:
+    root = golden(f"{golden_store.id}/store")
     if not (root / "commitlog").is_dir():
         pytest.skip("several log folders: see test_a_log_in_several_folders")
-    found = rmqctl("recover", root, *JSON).recovered()
-    assert found["actions"] == found["messages_lost"] == []
-    assert found["topic_queue_table"] == rmqctl("recover", "table", root, *JSON).json()
+    answer = rmqctl("recover", root, *JSON).recovered()
+    assert answer["actions"] == answer["messages_lost"] == []
+    assert answer["topic_queue_table"] == rmqctl("recover", "table", root, *JSON).json()
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
 def test_a_log_in_several_folders(rmqctl: Run, golden_copy: Folder, version: str) -> None:
     root = golden_copy(f"{version}/multipath/store")
-    folders = [word for one in sorted(root.glob("c*l*")) if (one / f"{0:020d}").exists()
-               or (one.is_dir() and any(entry.name.isdigit() for entry in one.iterdir()))
-               for word in ("--commitlog-dir", one.name)]
+    folders = [word for path in sorted(root.glob("c*l*")) if (path / f"{0:020d}").exists()
+               or (path.is_dir() and any(entry.name.isdigit() for entry in path.iterdir()))
+               for word in ("--commitlog-dir", path.name)]
     folders = [word for word in folders if word != "consumequeue"]
     assert rmqctl("recover", root, *JSON).recovered()["actions"] == []
     assert rmqctl("recover", root, *folders, *JSON).recovered()["actions"] == []
@@ -121,7 +124,7 @@ def test_one_deleted_queue_comes_back(rmqctl: Run, golden_copy: Folder, version:
     shutil.rmtree(queue)
     done = rmqctl("recover", root, "--topic", topic.name, "--queue", queue.name, "--apply",
                   "--yes", *JSON).recovered()
-    assert {one["target"] for one in done["actions"]} == {
+    assert {action["target"] for action in done["actions"]} == {
         f"consumequeue/{topic.name}/{queue.name}"}
     assert bytes_of(queue) == kept
     assert was  # the others were not touched
@@ -130,21 +133,23 @@ def test_one_deleted_queue_comes_back(rmqctl: Run, golden_copy: Folder, version:
 
 def test_the_table_alone(rmqctl: Run, golden_copy: Folder) -> None:
     root = golden_copy("5.3.3/crash-cqlag/before")
-    found = rmqctl("recover", root, "--only", "topic-queue-table", *JSON).expect(0)
-    document = found.json()
+    result = rmqctl("recover", root, "--only", "topic-queue-table", *JSON).expect(0)
+    document = result.json()
     assert document["actions"] == []
     assert document["topic_queue_table"] == rmqctl("recover", "table", root, *JSON).json()
     assert "differ between log and consumequeue" in document["notes"][0]
 
 
-@pytest.mark.parametrize("each", [one for one in DAMAGED if "shortfile" in one.id],
-                         ids=lambda one: one.id)
-def test_a_broker_that_does_not_start(rmqctl: Run, golden_copy: Folder, each: GoldenSet) -> None:
-    root = golden_copy(f"{each.id}/before")
+@pytest.mark.parametrize("golden_store", [golden_store for golden_store in DAMAGED
+                                          if "shortfile" in golden_store.id],
+                         ids=lambda golden_store: golden_store.id)
+def test_a_broker_that_does_not_start(rmqctl: Run, golden_copy: Folder,
+                                      golden_store: GoldenSet) -> None:
+    root = golden_copy(f"{golden_store.id}/before")
     was = bytes_of(root)
-    found = rmqctl("recover", root, "--strategy", "broker", "--apply", "--yes", *JSON).expect(6)
-    assert not found.json()["starts"]
-    assert "does not start" in " ".join(found.json()["notes"])
+    result = rmqctl("recover", root, "--strategy", "broker", "--apply", "--yes", *JSON).expect(6)
+    assert not result.json()["starts"]
+    assert "does not start" in " ".join(result.json()["notes"])
     assert {name: data for name, data in bytes_of(root).items() if name in was} == was
 
 
@@ -202,8 +207,9 @@ def damaged(tiny: Tiny) -> Callable[[Path], Path]:
         root = snapshot.copy_tree(tiny.root, folder)
         log = min((root / "commitlog").iterdir())
         data = bytearray(log.read_bytes())
-        one = next(each for each in tiny.messages if each.spec.body)
-        data[one.start + data[one.start:].index(one.spec.body)] ^= 1
+        message = next(stored_message for stored_message in tiny.messages
+                       if stored_message.spec.body)
+        data[message.start + data[message.start:].index(message.spec.body)] ^= 1
         log.write_bytes(data)
         shutil.rmtree(min(min((root / "consumequeue").iterdir()).iterdir()))
         (root / "abort").touch()
@@ -247,9 +253,10 @@ def test_a_kill_at_every_call(strategy: str, power: bool, tiny: Tiny, rmqctl: Ru
 
 
 def test_one_line_says_whose_messages_are_lost_and_of_when(rmqctl: Run, golden: Folder) -> None:
-    said = rmqctl("recover", golden("5.3.3/clean-crc/before"), "--strategy", "broker").expect(1).out
+    output = rmqctl("recover", golden("5.3.3/clean-crc/before"), "--strategy",
+                    "broker").expect(1).out
     assert ("affected: 20 of 273 messages (TP_bill_Event9 11, TP_pay_Topic 9), stored from "
-            "2024-06-23T19:13:56.373Z to 2024-06-23T19:14:02.482Z") in said
+            "2024-06-23T19:13:56.373Z to 2024-06-23T19:14:02.482Z") in output
 
 
 @pytest.mark.long

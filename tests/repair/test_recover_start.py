@@ -31,9 +31,9 @@ def recovered(run: Run, root: Path) -> dict:
     assert done["applied"]
     run("verify", root).expect(0)
     generation = "5.3.3" if (root / "abort.bak").exists() or "5.3.3" in str(root) else "4.9.3"
-    found = run("preflight", root, "--broker-version", generation, *JSON).expect(0).json()
-    assert found["starts"]
-    assert found["messages_lost"] == 0
+    answer = run("preflight", root, "--broker-version", generation, *JSON).expect(0).json()
+    assert answer["starts"]
+    assert answer["messages_lost"] == 0
     assert run("recover", root, *JSON).recovered()["actions"] == []
     here = bytes_of(root)
     run("undo", root, "--yes").expect(0)
@@ -52,12 +52,13 @@ def test_a_stray_file_goes_aside(rmqctl: Run, golden_copy: Folder, version: str,
     target = str((folder / name).relative_to(root))
     done = recovered(rmqctl, root)
     assert target not in done["files"]
-    about = [one for one in done["actions"] if target.startswith(one["target"])]
+    about = [action for action in done["actions"] if target.startswith(action["target"])]
     assert about
     assert done["messages_lost"] == []
     if where == "commitlog":
-        assert [(one["action"], one["target"], one["from"], one["reason"]) for one in about] == [
-            ("move aside", target, len(content), "a broker does not start on it")]
+        assert [(action["action"], action["target"], action["from"], action["reason"])
+                for action in about] == [
+                    ("move aside", target, len(content), "a broker does not start on it")]
 
 
 @pytest.mark.parametrize("where", ["commitlog", "queue"])
@@ -75,7 +76,7 @@ def test_a_folder_among_the_files(rmqctl: Run, golden_copy: Folder, where: str,
             assert rmqctl("recover", root, *JSON).recovered()["actions"] == []
         elif version == "4.9.3":
             done = recovered(rmqctl, root)
-            assert [one["action"] for one in done["actions"]] == ["move aside"]
+            assert [action["action"] for action in done["actions"]] == ["move aside"]
             assert not [name for name in done["files"] if "lost+found" in name]
 
 
@@ -88,7 +89,7 @@ def test_things_that_are_no_files(rmqctl: Run, golden_copy: Folder, kind: str) -
     else:
         path.symlink_to("nowhere")
     done = rmqctl("recover", root, "--apply", "--yes", *JSON).recovered()
-    assert [one["target"] for one in done["actions"]] == ["commitlog/strange"]
+    assert [action["target"] for action in done["actions"]] == ["commitlog/strange"]
     assert not os.path.lexists(path)
     rmqctl("verify", root).expect(0)
     rmqctl("undo", root, "--yes").expect(0)
@@ -104,7 +105,7 @@ def test_numbers_in_the_index_folder(rmqctl: Run, golden_copy: Folder, version: 
     (root / "index" / "7").write_bytes(b"")
     (root / "index" / "old").mkdir()
     done = recovered(rmqctl, root)
-    assert {(one["target"], one["reason"]) for one in done["actions"]} == {
+    assert {(action["target"], action["reason"]) for action in done["actions"]} == {
         ("index/123", "a broker does not start on it"), ("index/.DS_Store", "not an index file"),
         ("index/old", "not an index file"),
         ("index/7", "a broker treats it as an index file")}
@@ -118,7 +119,7 @@ def test_an_empty_last_file(rmqctl: Run, golden_copy: Folder, version: str) -> N
     path = log[-1].with_name(f"{int(log[-1].name) + size:020d}")
     path.touch()
     done = recovered(rmqctl, root)
-    assert [(one["action"], one["target"]) for one in done["actions"]] == [
+    assert [(action["action"], action["target"]) for action in done["actions"]] == [
         ("move aside", f"commitlog/{path.name}")]
     # Not the next one: what would lie between them is missing from nothing.
     path.rename(path.with_name(f"{int(path.name) + 2 * size:020d}"))
@@ -135,7 +136,7 @@ def test_a_last_file_that_lost_its_bytes_keeps_its_rows(rmqctl: Run, golden_copy
     os.truncate(path, 0)
     done = recovered(rmqctl, root)
     assert done["messages_lost"]
-    assert "move aside" not in {one["action"] for one in done["actions"]}
+    assert "move aside" not in {action["action"] for action in done["actions"]}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -159,8 +160,8 @@ def test_an_empty_file_of_a_queue_without_messages(rmqctl: Run, golden_copy: Fol
     if document["actions"]:
         recovered(rmqctl, root)
     else:
-        found = rmqctl("preflight", root, "--broker-version", version, *JSON).json()
-        assert found["starts"] or any("would not start" in one for one in document["notes"])
+        answer = rmqctl("preflight", root, "--broker-version", version, *JSON).json()
+        assert answer["starts"] or any("would not start" in note for note in document["notes"])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -173,8 +174,8 @@ def test_what_stays_is_said(rmqctl: Run, golden_copy: Folder, version: str) -> N
     if rmqctl("preflight", root, "--broker-version", version, *JSON).json()["starts"]:
         pytest.skip("this broker starts without it")
     document = rmqctl("recover", root, *JSON).recovered()
-    assert any("does not start" in one and "config/topics.json" in one
-               for one in document["notes"])
+    assert any("does not start" in note and "config/topics.json" in note
+               for note in document["notes"])
 
 
 @pytest.mark.parametrize(("gone", "says", "options"), [

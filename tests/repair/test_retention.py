@@ -37,8 +37,8 @@ def ask(root: Path, used: float = 0.4, **conf: Any) -> Retention:
         return retention(store, StartEnvironment(NOW, used))
 
 
-def goes(found: Retention) -> list[str]:
-    return [file.goes for file in found.files]
+def goes(retention: Retention) -> list[str]:
+    return [file.goes for file in retention.files]
 
 
 def behind(root: Path, group: str = "g") -> None:
@@ -69,30 +69,30 @@ def root(golden_copy: GoldenFolder) -> Path:
 ])
 def test_what_goes(root: Path, used: float, hours: tuple[float, ...], conf: dict[str, Any],
                    wanted: list[str]) -> None:
-    found = ask(aged(root, *hours), used, **conf)
-    assert goes(found) == wanted
-    assert found.unread == {}
-    assert any("no consumer offsets" in note for note in found.notes) is any(wanted)
-    assert found.harmless is not found.refuses_writes
+    retention = ask(aged(root, *hours), used, **conf)
+    assert goes(retention) == wanted
+    assert retention.unread == {}
+    assert any("no consumer offsets" in note for note in retention.notes) is any(wanted)
+    assert retention.harmless is not retention.refuses_writes
 
 
 def test_a_file_stays_as_long_as_one_before_it(root: Path) -> None:
-    found = ask(aged(root, 1, 100))
-    assert [file.expires for file in found.files] == [NOW + 71 * HOUR] * 4 + [None]
-    assert all(file.written == NOW - 100 * HOUR for file in found.files[1:])
+    retention = ask(aged(root, 1, 100))
+    assert [file.expires for file in retention.files] == [NOW + 71 * HOUR] * 4 + [None]
+    assert all(file.written == NOW - 100 * HOUR for file in retention.files[1:])
 
 
 def test_who_has_not_read_it(root: Path) -> None:
     behind(aged(root, 100, 100, 1))
-    found = ask(root)
-    assert found.unread is not None
+    retention = ask(root)
+    assert retention.unread is not None
     with Store.open(root) as store:
         count = sum(len(batch) for batch in store.log.walk(0, 2 * SIZE))
-    assert found.unread_messages == count > 0
-    assert {group for group, _ in found.unread} == {"g"}
-    assert not found.harmless
-    assert any("not yet consumed expire: g," in note for note in found.notes)
-    assert any("`touch`" in note for note in found.notes)
+    assert retention.unread_messages == count > 0
+    assert {group for group, _ in retention.unread} == {"g"}
+    assert not retention.harmless
+    assert any("not yet consumed expire: g," in note for note in retention.notes)
+    assert any("`touch`" in note for note in retention.notes)
     assert ask(aged(root, 1)).harmless
 
 
@@ -146,10 +146,11 @@ def test_the_outlook(root: Path, monkeypatch: pytest.MonkeyPatch, blocks: int) -
     ("5.3.3/dledger", 73, 0.70), ("5.3.3/rocksdb", 72, 0.75), ("4.9.3/multipath", 72, 0.75)])
 def test_other_logs(golden: GoldenFolder, kind: str, hours: int, ratio: float) -> None:
     with Store.open(golden(f"{kind}/store")) as store:
-        found = retention(store, StartEnvironment(NOW, 0.4))
-    assert (found.rules.reserved_hours, found.rules.expire_ratio) == (hours, ratio)
-    assert goes(found) == ["age"] * (len(found.files) - 1) + [""]
-    assert found.unread == {}
+        retention_at_start = retention(store, StartEnvironment(NOW, 0.4))
+    assert (retention_at_start.rules.reserved_hours,
+            retention_at_start.rules.expire_ratio) == (hours, ratio)
+    assert goes(retention_at_start) == ["age"] * (len(retention_at_start.files) - 1) + [""]
+    assert retention_at_start.unread == {}
 
 
 def test_queues_that_cannot_be_read(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
@@ -164,9 +165,9 @@ def test_queues_that_cannot_be_read(golden_copy: GoldenFolder, rmqctl: Runner) -
 
 def test_no_rate_without_messages(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
-    found = ask(tmp_path)
-    assert found.outlook is None
-    assert "a minute" in found.no_outlook
+    retention = ask(tmp_path)
+    assert retention.outlook is None
+    assert "a minute" in retention.no_outlook
 
 
 def test_a_copy_without_its_times(root: Path) -> None:
@@ -234,9 +235,9 @@ def test_what_is_no_hour(when: str, deletes: bool, root: Path, rmqctl: Runner,
 ])
 def test_when_expired_files_go_next(when: str, now: str, zone: str, wanted: str | None) -> None:
     moment = int(datetime.fromisoformat(now).timestamp() * 1000)
-    found = next_deletion(when, moment, ZoneInfo(zone))
-    assert found == (None if wanted is None else
-                     int(datetime.fromisoformat(wanted).timestamp() * 1000))
+    number = next_deletion(when, moment, ZoneInfo(zone))
+    assert number == (None if wanted is None else
+                      int(datetime.fromisoformat(wanted).timestamp() * 1000))
 
 
 @pytest.mark.parametrize("when", ["04;;16", "04;16h"])
@@ -252,7 +253,7 @@ def test_hours_after_one_that_is_none(when: str, root: Path, rmqctl: Runner,
 def test_the_next_time_is_shown(root: Path, rmqctl: Runner) -> None:
     behind(root)
     words = ("retention", root, "--disk-used", "ignore", "--tz", "Asia/Shanghai")
-    said = rmqctl(*words, "-o", "json").expect(0, 1).json()
-    assert datetime.fromtimestamp(said["next_run"] / 1000, ZoneInfo("Asia/Shanghai")).hour == 4
+    answer = rmqctl(*words, "-o", "json").expect(0, 1).json()
+    assert datetime.fromtimestamp(answer["next_run"] / 1000, ZoneInfo("Asia/Shanghai")).hour == 4
     assert "+08:00" in next(line for line in rmqctl(*words).out.splitlines()
                             if line.startswith("next deletion hour"))

@@ -60,7 +60,8 @@ def test_a_damaged_data_base_is_made_anew(golden_copy, damage: Callable[[Path], 
     store = golden_copy(EVERYTHING)
     before = contents(store)
     damage(store)
-    [action] = [one for one in recovered(store)["actions"] if one["target"] == "consumequeue"]
+    [action] = [planned_action for planned_action in recovered(store)["actions"]
+                if planned_action["target"] == "consumequeue"]
     assert (action["action"], action["to"], action["unit"]) == ("rebuild", 387, "row")
     after = contents(store)
     assert after[keys.ROWS] == before[keys.ROWS]
@@ -74,7 +75,7 @@ def test_a_damaged_data_base_is_made_anew(golden_copy, damage: Callable[[Path], 
 def test_one_that_is_right_stays(golden, name: str):
     with snapshot.assert_unchanged(golden(name)):
         plan = run("recover", golden(name), "-o", "json").expect(0).json()
-    assert not [one for one in plan["actions"] if one["target"] == "consumequeue"]
+    assert not [action for action in plan["actions"] if action["target"] == "consumequeue"]
 
 
 @pytest.mark.parametrize("name", ["rocksdb-crash/before", "rocksdb-clean-trunc-b/after"])
@@ -82,10 +83,10 @@ def test_what_the_engine_left_is_put_right(golden_copy, name: str):
     """Rows that were not written before a kill, and last rows noted wrongly."""
     store = golden_copy(f"5.3.3/{name}")
     plan = recovered(store)
-    assert "consumequeue" in [one["target"] for one in plan["actions"]]
+    assert "consumequeue" in [action["target"] for action in plan["actions"]]
     with Store.open(store) as opened:
-        table = {f"{topic}-{queue}": found.recovered_end(1 << 62)
-                 for (topic, queue), found in opened.queues.items()}
+        table = {f"{topic}-{queue}": queue_state.recovered_end(1 << 62)
+                 for (topic, queue), queue_state in opened.queues.items()}
     assert table == plan["topic_queue_table"]
 
 
@@ -111,15 +112,15 @@ def test_one_topic_alone(golden_copy):
     assert run("recover", store, "--topic", "TP_pay_Topic", "--queue", "0", "-o",
                "json").json()["actions"] == []
     plan = run("recover", store, "--topic", "TP_pay_Topic", "--apply", "-o", "json").expect(0)
-    assert [one["target"] for one in plan.json()["actions"]] == ["consumequeue"]
+    assert [action["target"] for action in plan.json()["actions"]] == ["consumequeue"]
     after = contents(store)
     own = b"\1TP_pay_Topic\1"
     for family in (keys.ROWS, keys.OFFSETS):
         assert {key: value for key, value in after[family].items() if own not in key} == {
             key: value for key, value in before[family].items() if own not in key}
-    found = run("verify", store, "--only", "consumequeue", "-o", "json").expect(1).json()
-    assert {(one["category"], one["topic"]) for one in found["findings"]
-            if one["category"] == "cq-last"} == {("cq-last", "%LMQ%go1")}
+    answer = run("verify", store, "--only", "consumequeue", "-o", "json").expect(1).json()
+    assert {(finding["category"], finding["topic"]) for finding in answer["findings"]
+            if finding["category"] == "cq-last"} == {("cq-last", "%LMQ%go1")}
     flip(store)
     assert "damaged" in run("recover", store, "--topic", "TP_pay_Topic").expect(6).err
 
@@ -131,13 +132,13 @@ def test_without_the_library(golden, monkeypatch: pytest.MonkeyPatch):
 
 def rows_below(store: Path, to: int) -> dict:
     """By queue the rows that lead before a physical offset, and where the queue stands then."""
-    found = {}
+    result = {}
     with Store.open(store) as opened:
         for key, queue in opened.queues.items():
             rows = queue.rows(queue.first_index, queue.disk_end - queue.first_index)
             rows = rows[rows["physical_offset"] < to]
-            found[key] = queue.first_index + len(rows), rows.tolist()
-    return found
+            result[key] = queue.first_index + len(rows), rows.tolist()
+    return result
 
 
 @pytest.mark.parametrize("number", [1, 120, 333])
@@ -148,7 +149,8 @@ def test_a_log_that_is_cut(golden_copy, number: int):
         to = int(sorted(at for batch in opened.log.walk() for at in batch.offset)[number])
     before = rows_below(store, to)
     plan = run("truncate", store, "--to-phy", str(to), "--apply", "-o", "json").expect(0).json()
-    [action] = [one for one in plan["actions"] if one["target"] == "consumequeue"]
+    [action] = [planned_action for planned_action in plan["actions"]
+                if planned_action["target"] == "consumequeue"]
     assert action["to"] == sum(len(rows) for _, rows in before.values())
     assert run("verify", store, "-o", "json").expect(0).json()["ok"]
     assert {key: value for key, value in rows_below(store, to).items() if value[0]} == {
@@ -167,10 +169,10 @@ def test_what_has_expired(golden_copy):
     data = contents(store)
     with Store.open(store) as opened:
         ends = {key: queue.disk_end for key, queue in opened.queues.items()}
-    said = run("expire", store, "--keep-bytes", "100KiB", "--apply", "-o", "json").expect(0)
+    result = run("expire", store, "--keep-bytes", "100KiB", "--apply", "-o", "json").expect(0)
     assert contents(store) == data
-    assert "stay in the consume queue database" in said.err
-    first = said.json()["min_phy_offset"]
+    assert "stay in the consume queue database" in result.err
+    first = result.json()["min_phy_offset"]
     assert first == 98304
     with Store.open(store) as opened:
         assert {key: queue.disk_end for key, queue in opened.queues.items()} == ends
@@ -200,7 +202,7 @@ def test_from_another_store_with_such_queues(golden_copy, golden, empty: bool):
     with snapshot.assert_unchanged(source):
         plan = run("recover", store, "--from", source, "--apply", "-o", "json").expect(0).json()
     assert plan["messages_lost"] == []
-    assert {one["action"] for one in plan["actions"]} == {"copy"} | (
+    assert {action["action"] for action in plan["actions"]} == {"copy"} | (
         {"rebuild"} if empty else set())
     for path in (source / "commitlog").iterdir():
         assert (store / "commitlog" / path.name).read_bytes() == path.read_bytes()

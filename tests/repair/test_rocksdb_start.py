@@ -14,7 +14,7 @@ from tests.support import snapshot
 from tests.support.cli import run
 from tests.support.golden import GoldenSet, rocksdb_sets
 
-DAMAGED = [each for each in rocksdb_sets() if each.is_damaged]
+DAMAGED = [golden_set for golden_set in rocksdb_sets() if golden_set.is_damaged]
 WORDS = ("--strategy", "broker", "--broker-version", "5.3.3", "--consumequeue", "rocksdb")
 
 
@@ -23,18 +23,18 @@ def contents(store: Path) -> dict[str, dict[bytes, bytes]]:
         return {family: dict(database.items(family)) for family in (keys.ROWS, keys.OFFSETS)}
 
 
-@pytest.mark.parametrize("each", DAMAGED, ids=lambda one: one.id)
-def test_what_the_engine_left(golden, golden_copy, each: GoldenSet):
+@pytest.mark.parametrize("golden_store", DAMAGED, ids=lambda golden_store: golden_store.id)
+def test_what_the_engine_left(golden, golden_copy, golden_store: GoldenSet):
     """Every entry and everything noted, faults of the engine included (spec: rocksdb.md §4)."""
-    store, folder = golden_copy(f"{each.id}/before"), golden(each.id)
+    store, folder = golden_copy(f"{golden_store.id}/before"), golden(golden_store.id)
     kept = snapshot.copy_tree(store, store.parent / "kept")
     run("recover", store, *WORDS, "--apply", "--yes").expect(0, 1)
     ours, theirs = contents(store), contents(folder / "after")
     assert ours[keys.ROWS] == theirs[keys.ROWS]
 
-    def noted(found: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    def noted(database: dict[bytes, bytes]) -> dict[bytes, bytes]:
         # The first entry of a queue is noted once somebody asks for it: the engine was asked.
-        return {key: value for key, value in found.items()
+        return {key: value for key, value in database.items()
                 if key == keys.CHECKPOINT_KEY or keys.parse_offset_key(key)[1] == keys.MAX}
 
     assert noted(ours[keys.OFFSETS]) == noted(theirs[keys.OFFSETS])

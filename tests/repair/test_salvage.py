@@ -50,24 +50,25 @@ def case(request: pytest.FixtureRequest, golden: GoldenFolder,
     return Case(golden, golden_copy, request.param)
 
 
-@pytest.mark.parametrize("store", clean_stores(), ids=lambda one: one.id)
+@pytest.mark.parametrize("store", clean_stores(), ids=lambda golden_store: golden_store.id)
 def test_a_store_without_damage_needs_nothing(store: GoldenStore,
                                               golden: GoldenFolder) -> None:
     root = golden(store.id)
     folders = [] if store.commitlog_dirs == ("commitlog",) else store.commitlog_dirs
     with Store.open(root, folders) as opened:
-        found = salvage(opened)
-    assert found.empty
-    assert (found.steps, found.actions, found.lost, found.notes) == ((), (), (), ())
+        salvaged = salvage(opened)
+    assert salvaged.empty
+    assert (salvaged.steps, salvaged.actions, salvaged.lost, salvaged.notes) == ((), (), (), ())
 
 
 def test_a_wrong_body_becomes_a_filler_with_the_same_row(case: Case) -> None:
-    place = next(one for one in case.places[-30:] if any(case.whole.records[one].body))
+    place = next(position for position in case.places[-30:]
+                 if any(case.whole.records[position].body))
     record = case.whole.records[place]
     case.change(place + 88, bytes(len(record.body)))
     with Store.open(case.root) as store:
-        found = salvage(store)
-    lost, = found.lost
+        salvaged = salvage(store)
+    lost, = salvaged.lost
     assert (lost.physical_offset, lost.size, lost.by) == (place, record.total_size,
                                                           "consumequeue")
     assert (lost.topic, lost.queue_id, lost.queue_offset) == (
@@ -75,7 +76,7 @@ def test_a_wrong_body_becomes_a_filler_with_the_same_row(case: Case) -> None:
     assert lost.time_from is not None
     assert lost.time_to is not None
     assert lost.time_from <= record.store_timestamp <= lost.time_to
-    step, = found.steps
+    step, = salvaged.steps
     assert isinstance(step, Patch)
     assert [(piece.at, piece.size) for piece in step.pieces] == [
         (place % case.whole.file_size, record.total_size)]
@@ -87,9 +88,10 @@ def test_a_wrong_body_becomes_a_filler_with_the_same_row(case: Case) -> None:
 @pytest.mark.parametrize("field", [
     (0, 4, "total_size"), (4, 4, "magic"), (8, 4, "body_crc"), (12, 4, "queue_id"),
     (20, 8, "queue_offset"), (28, 8, "physical_offset"), (36, 1, "sys_flag"),
-    (56, 8, "store_timestamp"), (84, 4, "body_length")], ids=lambda one: one[2])
+    (56, 8, "store_timestamp"), (84, 4, "body_length")], ids=lambda pair: pair[2])
 def test_a_bit_of_the_head_is_set_right_again(case: Case, field: tuple[int, int, str]) -> None:
-    place = next(one for one in case.places[100:] if len(case.whole.records[one].body) > 20)
+    place = next(position for position in case.places[100:]
+                 if len(case.whole.records[position].body) > 20)
     raw = bytearray(case.whole.raw(place, case.whole.records[place].total_size))
     at, width, name = field
     if name == "sys_flag":
@@ -127,20 +129,20 @@ def test_a_missing_file_between_others(case: Case, choice: str) -> None:
     before = case.log[1].stat().st_mtime_ns
     path.unlink()
     with Store.open(case.root) as store:
-        found = salvage(store, missing_file=choice)  # type: ignore[arg-type]
-    step, = found.steps
+        salvaged = salvage(store, missing_file=choice)  # type: ignore[arg-type]
+    step, = salvaged.steps
     assert isinstance(step, Create)
     assert isinstance(step.content, OverlayPiece)
     assert (step.target, step.content.size, step.mtime_ns) == (
         f"commitlog/{path.name}", case.whole.file_size, before)
-    inside = [one for one in case.places if one // case.whole.file_size == 2]
-    assert [one.physical_offset for one in found.lost] == inside
-    assert any(one.key_hashes for one in found.lost)
+    inside = [place for place in case.places if place // case.whole.file_size == 2]
+    assert [message.physical_offset for message in salvaged.lost] == inside
+    assert any(message.key_hashes for message in salvaged.lost)
     if choice == "blank":
         assert salvaging.content(step.content)[:8] == struct.pack(
             ">iI", case.whole.file_size, 0xCBD43194)
-        assert "gaps" in found.notes[0]
-        assert set(salvaging.records(found.parts)) == set(case.places) - set(inside)
+        assert "gaps" in salvaged.notes[0]
+        assert set(salvaging.records(salvaged.parts)) == set(case.places) - set(inside)
     else:
         assert case.check().kept == len(case.places) - len(inside)
 
@@ -150,13 +152,14 @@ def test_a_missing_file_of_which_nothing_is_known_is_one_blank(case: Case) -> No
     for folder in ("consumequeue", "index"):
         shutil.rmtree(case.root / folder)
     with Store.open(case.root) as store:
-        found = salvage(store)
+        salvaged = salvage(store)
     # The gaps in the queues' offsets still tell that there were messages.
-    assert {one.by for one in found.lost} == {"gap"}
+    assert {message.by for message in salvaged.lost} == {"gap"}
     inside = [record for place, record in case.whole.records.items()
               if place // case.whole.file_size == 2]
-    assert {(one.topic, one.queue_id, one.queue_offset) for one in found.lost} == {
-        (one.topic.decode(), one.queue_id, one.queue_offset) for one in inside}
+    assert {(message.topic, message.queue_id, message.queue_offset)
+            for message in salvaged.lost} == {
+                (record.topic.decode(), record.queue_id, record.queue_offset) for record in inside}
     case.check()
 
 
@@ -165,8 +168,8 @@ def test_a_short_file_gets_its_size_back(case: Case) -> None:
     with path.open("r+b") as opened:
         opened.truncate(30_001)
     with Store.open(case.root) as store:
-        found = salvage(store)
-    step, = found.steps
+        salvaged = salvage(store)
+    step, = salvaged.steps
     assert isinstance(step, Patch)
     assert step.pieces[-1].end == case.whole.file_size
     case.check()
@@ -176,24 +179,24 @@ def test_a_torn_tail_keeps_the_rows_it_had(case: Case) -> None:
     place = case.places[-3]
     case.change(place + 30, bytes(case.whole.file_size - (place + 30) % case.whole.file_size))
     with Store.open(case.root) as store:
-        found = salvage(store)
-    assert [one.physical_offset for one in found.lost] == case.places[-3:]
+        salvaged = salvage(store)
+    assert [message.physical_offset for message in salvaged.lost] == case.places[-3:]
     last = case.whole.records[case.places[-1]]
-    assert found.log_end == last.physical_offset + last.total_size
+    assert salvaged.log_end == last.physical_offset + last.total_size
     case.check()
 
 
 def test_a_tail_of_which_nothing_is_known_is_zeroed(case: Case) -> None:
-    end = max(one + case.whole.records[one].total_size for one in case.places)
+    end = max(place + case.whole.records[place].total_size for place in case.places)
     case.change(end, b"garbage" * 40)
     with Store.open(case.root) as store:
-        found = salvage(store)
-    assert found.log_end == end
-    assert not found.lost
-    step, = found.steps
+        salvaged = salvage(store)
+    assert salvaged.log_end == end
+    assert not salvaged.lost
+    step, = salvaged.steps
     assert isinstance(step, Patch)
     assert not any(salvaging.content(step.pieces[0]))
-    assert [one.action for one in found.actions] == ["zero"]
+    assert [action.action for action in salvaged.actions] == ["zero"]
     case.check()
 
 
@@ -201,13 +204,14 @@ def test_gaps_alone_tell_of_lost_messages(case: Case) -> None:
     for folder in ("consumequeue", "index"):
         shutil.rmtree(case.root / folder)
     case.change(case.places[40] + 2, bytes(3000))
-    gone = {(one.topic.decode(), one.queue_id, one.queue_offset)
+    gone = {(record.topic.decode(), record.queue_id, record.queue_offset)
             for place in damage.intact(case.whole, case.root) ^ set(case.places)
-            for one in [case.whole.records[place]]}
+            for record in [case.whole.records[place]]}
     with Store.open(case.root) as store:
-        found = salvage(store, ambiguous="keep")
-    assert {(one.topic, one.queue_id, one.queue_offset) for one in found.lost} <= gone
-    assert found.lost
+        salvaged = salvage(store, ambiguous="keep")
+    assert {(message.topic, message.queue_id, message.queue_offset)
+            for message in salvaged.lost} <= gone
+    assert salvaged.lost
     case.check(ambiguous="keep")
 
 
@@ -228,17 +232,17 @@ def test_odd_bytes_go_to_the_message_before_them(tmp_path: Path, case: Case) -> 
     short = 40
     if len(text) < short:
         pytest.skip("its properties are too short to cut")
-    made = bytes(raw[:len(raw) - short])
-    made = (len(made)).to_bytes(4, "big") + made[4:]
-    at = len(made) - (len(text) - short) - 2
-    made = made[:at] + (len(text) - short).to_bytes(2, "big") + made[at + 2:]
-    case.change(first, made + bytes(short))
-    assert decode(made).total_size == record.total_size - short
+    data = bytes(raw[:len(raw) - short])
+    data = (len(data)).to_bytes(4, "big") + data[4:]
+    at = len(data) - (len(text) - short) - 2
+    data = data[:at] + (len(text) - short).to_bytes(2, "big") + data[at + 2:]
+    case.change(first, data + bytes(short))
+    assert decode(data).total_size == record.total_size - short
     for folder in ("consumequeue", "index"):
         shutil.rmtree(case.root / folder)
     with Store.open(case.root) as store:
-        found = salvage(store)
-    there = salvaging.records(found.parts)
+        salvaged = salvage(store)
+    there = salvaging.records(salvaged.parts)
     assert len(there[first]) == record.total_size
     assert decode(there[first]).body == record.body
     assert decode(there[first]).properties == text[:-short] + b"\2" * short

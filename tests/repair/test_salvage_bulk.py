@@ -58,14 +58,14 @@ def test_by_column_and_one_by_one_are_the_same(golden: GoldenFolder, golden_copy
     case = Case(golden, golden_copy, name)
     path = missing(case)
     with Scratch(str(tmp_path), "scratch") as scratch:
-        one, other = both(case.root, scratch)
+        first, other = both(case.root, scratch)
         step, = other.steps
         assert isinstance(step, Create)
         assert isinstance(step.content, FileContent)
         assert step.target == f"commitlog/{path.name}"
-        assert step.mtime_ns == one.steps[0].mtime_ns
-        assert [bytes_at(part) for part in one.parts] == [bytes_at(part) for part in other.parts]
-        assert replace(other, parts=one.parts, steps=one.steps) == one
+        assert step.mtime_ns == first.steps[0].mtime_ns
+        assert [bytes_at(part) for part in first.parts] == [bytes_at(part) for part in other.parts]
+        assert replace(other, parts=first.parts, steps=first.steps) == first
         with Store.open(case.root) as store:  # the same file again, for a rebuild that goes on
             about = os.stat(step.content.path)
             assert salvage(store, scratch=scratch) == other
@@ -98,11 +98,12 @@ def test_with_rows_missing_overlapping_and_too_small(golden: GoldenFolder,
                     data[at:at + 8] = (physical + 7).to_bytes(8, "big")
         file.write_bytes(data)
     with Scratch(str(tmp_path), "scratch") as scratch:
-        one, other = both(case.root, scratch)
+        first, other = both(case.root, scratch)
         assert set(salvaging.records(other.parts)) >= {
             place for place in case.places if not base <= place < base + case.whole.file_size}
-        key = {(each.topic, each.queue_id, each.queue_offset) for each in one.lost}
-        assert {(each.topic, each.queue_id, each.queue_offset) for each in other.lost} == key
+        key = {(message.topic, message.queue_id, message.queue_offset) for message in first.lost}
+        assert {(message.topic, message.queue_id, message.queue_offset)
+                for message in other.lost} == key
 
 
 def test_one_blank_if_that_is_wanted(golden: GoldenFolder, golden_copy: GoldenFolder,
@@ -110,8 +111,8 @@ def test_one_blank_if_that_is_wanted(golden: GoldenFolder, golden_copy: GoldenFo
     case = Case(golden, golden_copy, "5.3.3/basic")
     missing(case)
     with Scratch(str(tmp_path), "scratch") as scratch:
-        one, other = both(case.root, scratch, missing_file="blank")
-        assert other == one
+        first, other = both(case.root, scratch, missing_file="blank")
+        assert other == first
         assert other.lost
 
 

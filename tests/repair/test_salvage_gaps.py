@@ -32,20 +32,20 @@ def without(golden: GoldenFolder, rmqctl: Any, root: Path, nth: int) -> tuple[Pa
     lines = rmqctl("read", golden("4.9.3/basic/store"), "-o", "jsonl", "--body",
                    "base64").expect(0).jsonl()
     key = lines[-1]["topic"], lines[-1]["queue_id"]
-    mine = [one for one in lines if (one["topic"], one["queue_id"]) == key]
+    mine = [queue for queue in lines if (queue["topic"], queue["queue_id"]) == key]
     gone = mine[-nth]
     rmqctl("init", root, "--commitlog-file-size", "65536", "--consumequeue-file-size", "440",
            "--index-slots", "100", "--index-max", "400").expect(0)
     messages = root.with_suffix(".jsonl")
-    messages.write_text("".join(json.dumps(one) + "\n" for one in lines if one is not gone))
+    messages.write_text("".join(json.dumps(line) + "\n" for line in lines if line is not gone))
     rmqctl("append", root, messages, "--as-recorded").expect(0)
     return root, gone
 
 
 def test_a_skipped_offset_is_not_missing(golden: GoldenFolder, tmp_path: Path) -> None:
     with Store.open(skipped(golden, tmp_path / "store")) as store:
-        found = salvage(store)
-    assert (found.steps, found.actions, found.lost, found.notes) == ((), (), (), ())
+        salvaged = salvage(store)
+    assert (salvaged.steps, salvaged.actions, salvaged.lost, salvaged.notes) == ((), (), (), ())
 
 
 @pytest.mark.parametrize("nth", [2, 3, 12])
@@ -53,8 +53,8 @@ def test_rows_behind_a_gap_contradict_nothing(golden: GoldenFolder, rmqctl: Any,
                                               nth: int) -> None:
     root, _ = without(golden, rmqctl, tmp_path / "store", nth)
     with Store.open(root) as store:
-        found = salvage(store)
-    assert (found.steps, found.lost) == ((), ())
+        salvaged = salvage(store)
+    assert (salvaged.steps, salvaged.lost) == ((), ())
 
 
 @pytest.mark.parametrize("missing", [1, 2, 8])
@@ -106,8 +106,8 @@ def test_damage_behind_a_gap_changes_no_intact_message(
     whole = damage.remember(root)
     places = sorted(whole.records)
     own: dict[int, tuple[str, int, int]] = {
-        at: (one.topic.decode(), one.queue_id, one.queue_offset)
-        for at, one in whole.records.items()}
+        at: (record.topic.decode(), record.queue_id, record.queue_offset)
+        for at, record in whole.records.items()}
     tried = 0
     for place in places[-60::5]:
         if not any(whole.records[place].body):
@@ -119,13 +119,13 @@ def test_damage_behind_a_gap_changes_no_intact_message(
             opened.seek(place - base + 88)
             opened.write(bytes(len(whole.records[place].body)))
         with Store.open(copy) as store:
-            found = salvage(store)
-        there = salvaging.records(found.parts)
+            salvaged = salvage(store)
+        there = salvaging.records(salvaged.parts)
         assert [at for at in places if at != place
                 and there.get(at) != whole.raw(at, whole.records[at].total_size)] == []
-        assert place in {one.physical_offset for one in found.lost}
-        made = decode(there[place])
-        assert (made.topic.decode(), made.queue_id, made.queue_offset) == own[place] or light
+        assert place in {message.physical_offset for message in salvaged.lost}
+        text = decode(there[place])
+        assert (text.topic.decode(), text.queue_id, text.queue_offset) == own[place] or light
         shutil.rmtree(copy)
         tried += 1
     assert tried > 5
@@ -162,13 +162,13 @@ def test_a_turned_bit_in_what_gives_rows_in_light_queues(golden_copy: GoldenFold
         end = at + record.total_size - (len(text) - len(text.rstrip(b"\2")))
         flip(root, name, end - 1, 3)  # 8 -> 0
         with Store.open(root) as store:
-            found = salvage(store)
-        there = salvaging.records(found.parts)
+            salvaged = salvage(store)
+        there = salvaging.records(salvaged.parts)
         # Two names with the same offset may change places: their rows are the same.
         assert dispatched(decode(there.pop(place)).properties) == dispatched(text)
-        assert there == {at: whole.raw(at, one.total_size)
-                         for at, one in whole.records.items() if at != place}
-        assert len(found.actions) == 1
+        assert there == {at: whole.raw(at, record.total_size)
+                         for at, record in whole.records.items() if at != place}
+        assert len(salvaged.actions) == 1
         flip(root, name, end - 1, 3)
         tried += 1
     assert tried
@@ -185,9 +185,9 @@ def test_a_torn_topic_is_set_right_by_the_row(golden_copy: GoldenFolder, name: s
         opened.seek(at + 88 + 1 + len(record.body) + 3)
         opened.write(bytes(len(record.topic) - 3))
     with Store.open(root) as store:
-        found = salvage(store)
-    assert (found.lost, found.notes) == ((), ())
-    assert salvaging.records(found.parts)[place] == whole.raw(place, record.total_size)
+        salvaged = salvage(store)
+    assert (salvaged.lost, salvaged.notes) == ((), ())
+    assert salvaging.records(salvaged.parts)[place] == whole.raw(place, record.total_size)
 
 
 @pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/basic"])
@@ -199,8 +199,8 @@ def test_the_last_store_time_is_what_the_index_says(golden_copy: GoldenFolder,
     file, at = at_of(whole, place)
     flip(root, file, at + 56 + 2, 1)
     with Store.open(root) as store:
-        found = salvage(store)
-    assert salvaging.records(found.parts)[place] == whole.raw(
+        salvaged = salvage(store)
+    assert salvaging.records(salvaged.parts)[place] == whole.raw(
         place, whole.records[place].total_size)
 
 

@@ -25,22 +25,23 @@ AHEAD = ["4.9.3/crash-cqahead-file", "5.3.3/crash-cqahead-file"]
 def test_messages_of_a_missing_last_file_are_listed(golden: GoldenFolder, name: str) -> None:
     root = golden(f"{name}/before")
     with Store.open(root) as store:
-        found = salvage(store)
+        salvaged = salvage(store)
         end = store.log.end
         last = max(int(batch.column("store_timestamp").max()) for number in range(
             len(store.log.files)) for batch in Walk(store.log.source(number)) if len(batch))
-    known = {(*key, offset, *place) for key, rows in salvaging.rows_of(root).items()
-             for offset, place in rows.items() if place[0] >= end}
-    assert known
-    beyond = [one for one in found.lost if one.physical_offset is not None
-              and one.physical_offset >= end]
-    assert {(one.topic, one.queue_id, one.queue_offset, one.physical_offset, one.size)
-            for one in beyond} == known
-    assert {one.by for one in beyond} == {"consumequeue"}
-    assert all(one.time_from is not None and one.time_from >= last for one in beyond)
-    assert any(one.key_hashes for one in beyond)
-    assert found.lost_total == len(found.lost)
-    assert any("beyond the last file" in note for note in found.notes)
+    offsets = {(*key, offset, *place) for key, rows in salvaging.rows_of(root).items()
+               for offset, place in rows.items() if place[0] >= end}
+    assert offsets
+    beyond = [message for message in salvaged.lost if message.physical_offset is not None
+              and message.physical_offset >= end]
+    assert {(message.topic, message.queue_id, message.queue_offset, message.physical_offset,
+             message.size)
+            for message in beyond} == offsets
+    assert {message.by for message in beyond} == {"consumequeue"}
+    assert all(message.time_from is not None and message.time_from >= last for message in beyond)
+    assert any(message.key_hashes for message in beyond)
+    assert salvaged.lost_total == len(salvaged.lost)
+    assert any("beyond the last file" in note for note in salvaged.notes)
 
 
 @pytest.mark.parametrize("name", AHEAD)
@@ -48,7 +49,7 @@ def test_recover_lists_them_too(golden: GoldenFolder, rmqctl, name: str) -> None
     root = golden(f"{name}/before")
     document = rmqctl("recover", root, "-o", "json").recovered()
     with Store.open(root) as store:
-        assert document["messages_lost"] == [one.as_dict() for one in salvage(store).lost]
+        assert document["messages_lost"] == [message.as_dict() for message in salvage(store).lost]
     assert "messages_lost_total" not in document
 
 
@@ -83,10 +84,10 @@ def test_keys_of_a_message_of_which_only_the_index_tells(golden: GoldenFolder,
             path.unlink()
     case.change(place, bytes(-place % case.whole.file_size))
     with Store.open(case.root) as store:
-        found = salvage(store)
-    assert {one.by for one in found.lost} == {"index"}
-    assert {one.physical_offset for one in found.lost} <= set(case.places[-10:])
-    assert all(one.key_hashes for one in found.lost)
+        salvaged = salvage(store)
+    assert {message.by for message in salvaged.lost} == {"index"}
+    assert {message.physical_offset for message in salvaged.lost} <= set(case.places[-10:])
+    assert all(message.key_hashes for message in salvaged.lost)
 
 
 def test_names_that_make_no_log_are_refused(golden: GoldenFolder,
@@ -106,8 +107,8 @@ def test_all_files_cut_to_a_byte(golden: GoldenFolder, golden_copy: GoldenFolder
             opened.truncate(1)
     assert len(case.log) > 1
     with Store.open(case.root) as store:
-        found = salvage(store)
-    assert {part.size for part in found.parts} == {case.whole.file_size}
+        salvaged = salvage(store)
+    assert {part.size for part in salvaged.parts} == {case.whole.file_size}
 
 
 def without_the_middle_file(writer: Writer, folder: Path) -> tuple[Path, list[tuple[object, ...]]]:
@@ -130,7 +131,7 @@ def test_what_a_gap_and_the_index_tell_of_counts_once(tmp_path: Path, rmqctl) ->
     shutil.rmtree(root / "consumequeue" / "orders" / "1")
     plan = rmqctl("recover", root, *SHAPES).recovered()
     assert len(plan["messages_lost"]) == len(gone)
-    assert {one["queue_id"] for one in plan["messages_lost"]} == {0, 1, 2}
+    assert {message["queue_id"] for message in plan["messages_lost"]} == {0, 1, 2}
     assert [note for note in plan["notes"] if note.endswith("each is counted once")]
     start = rmqctl("preflight", root, *SHAPES).expect(1).json()
     assert start["messages_already_lost"] == len(gone)
@@ -147,5 +148,5 @@ def test_the_place_is_the_message_s_and_not_the_filler_s(tmp_path: Path, rmqctl)
                    keys=f"k{number}")
     root, gone = without_the_middle_file(writer, tmp_path / "store")
     plan = rmqctl("recover", root, *SHAPES).recovered()
-    assert [tuple(one[name] for name in ("topic", "queue_id", "queue_offset", "physical_offset",
-                                         "size")) for one in plan["messages_lost"]] == gone
+    assert [tuple(message[name] for name in ("topic", "queue_id", "queue_offset", "physical_offset",
+                                             "size")) for message in plan["messages_lost"]] == gone

@@ -49,12 +49,12 @@ def test_stale_records_behind_the_end_are_zeroed(case: Case, after: int) -> None
     end = end_of(case)
     room = -end % case.whole.file_size
     stale = next(some for at in range(after, len(case.places)) if len(some := b"".join(
-        raw(case, one) for one in case.places[at:at + 3])) < room)
+        raw(case, place) for place in case.places[at:at + 3])) < room)
     case.change(end, stale)
     with Store.open(case.root) as store:
-        found = salvage(store)
-    assert [one.action for one in found.actions] == ["zero"]
-    assert (found.lost, found.notes, found.restored, found.log_end) == ((), (), 0, end)
+        salvaged = salvage(store)
+    assert [action.action for action in salvaged.actions] == ["zero"]
+    assert (salvaged.lost, salvaged.notes, salvaged.restored, salvaged.log_end) == ((), (), 0, end)
     case.check()
 
 
@@ -67,8 +67,8 @@ def test_stale_records_of_a_whole_file_before_are_zeroed(case: Case) -> None:
         case.change(end, moved(raw(case, case.places[-1]), end ^ (size << power),
                                last.queue_offset + 1))
         with Store.open(case.root) as store:
-            found = salvage(store)
-        assert (found.lost, found.restored, found.log_end) == ((), 0, end)
+            salvaged = salvage(store)
+        assert (salvaged.lost, salvaged.restored, salvaged.log_end) == ((), 0, end)
     case.check()
 
 
@@ -78,8 +78,8 @@ def test_a_stale_record_with_the_next_queue_offset_gets_no_row(case: Case) -> No
     case.change(end_of(case), moved(raw(case, case.places[-1]), end_of(case) + 5000,
                                     last.queue_offset + 1))
     with Store.open(case.root) as store:
-        found = salvage(store)
-    assert (found.lost, found.restored, found.log_end) == ((), 0, end_of(case))
+        salvaged = salvage(store)
+    assert (salvaged.lost, salvaged.restored, salvaged.log_end) == ((), 0, end_of(case))
     case.check()
 
 
@@ -91,15 +91,16 @@ def test_a_stale_copy_over_messages_in_the_middle_is_none_of_them(case: Case) ->
     copy = raw(case, case.places[at - 20])
     case.change(place, copy)
     with Store.open(case.root) as store:
-        found = salvage(store)
-    assert place in {one.physical_offset for one in found.lost}
-    there = salvaging.records(found.parts)
+        salvaged = salvage(store)
+    assert place in {message.physical_offset for message in salvaged.lost}
+    there = salvaging.records(salvaged.parts)
     assert decode(there[place]).body != decode(copy).body
     case.check()
 
 
 def test_a_turned_bit_of_the_last_ones_place_is_still_set_right(case: Case) -> None:
-    place = next(one for one in reversed(case.places) if case.whole.records[one].body)
+    place = next(position for position in reversed(case.places)
+                 if case.whole.records[position].body)
     for path in (case.root / "consumequeue").rglob("*"):
         if path.is_file():
             path.unlink()
@@ -107,8 +108,8 @@ def test_a_turned_bit_of_the_last_ones_place_is_still_set_right(case: Case) -> N
     data[35] ^= 4
     case.change(place, bytes(data))
     with Store.open(case.root) as store:
-        found = salvage(store)
-    assert salvaging.records(found.parts)[place] == raw(case, place)
+        salvaged = salvage(store)
+    assert salvaging.records(salvaged.parts)[place] == raw(case, place)
 
 
 # -- appended CRCs --------------------------------------------------------------------------------
@@ -130,9 +131,9 @@ def test_a_message_without_the_appended_crc_is_kept(sealed: Case) -> None:
     place = sealed.places[len(sealed.places) // 2]
     unseal(sealed, place)
     with Store.open(sealed.root) as store:
-        found = salvage(store)
-    assert (found.steps, found.lost) == ((), ())
-    note, = found.notes
+        salvaged = salvage(store)
+    assert (salvaged.steps, salvaged.lost) == ((), ())
+    note, = salvaged.notes
     assert f"physical offset {place}:" in note
     assert "forceVerifyPropCRC" in note
 
@@ -143,8 +144,8 @@ def test_a_wrong_appended_crc_still_proves_damage(sealed: Case) -> None:
     at = place + record.total_size - append_crc.SIZE - 3
     sealed.change(at, bytes([raw(sealed, place)[at - place] ^ 1]))
     with Store.open(sealed.root) as store:
-        found = salvage(store)
-    assert found.steps
+        salvaged = salvage(store)
+    assert salvaged.steps
     sealed.check()
 
 
@@ -152,9 +153,9 @@ def test_the_track_record_s_store_needs_nothing(sealed: Case, rmqctl, tmp_path: 
     """apache/rocketmq#9852: the name of the property alone."""
     place = sealed.places[len(sealed.places) // 2]
     sealed.change(place + sealed.whole.records[place].total_size - append_crc.SIZE, b"__OLDCRC")
-    found = rmqctl("recover", sealed.root, "-o", "json").recovered()
-    assert found["actions"] == found["messages_lost"] == []
-    assert len(found["notes"]) == 1
+    answer = rmqctl("recover", sealed.root, "-o", "json").recovered()
+    assert answer["actions"] == answer["messages_lost"] == []
+    assert len(answer["notes"]) == 1
 
 
 # -- where nothing is left to tell ----------------------------------------------------------------
@@ -182,9 +183,9 @@ def with_page_of(root: Path, older: Path, at: int, size: int) -> None:
 def said_of(root: Path) -> list[tuple[int, int, bool]]:
     """What `verify` says of an earlier life: where, how many; whether `preflight` does, too."""
     noted = " ".join(run("preflight", root, *SIZES, "-o", "json").json()["notes"])
-    found = run("verify", root, *SIZES, "-o", "json").json()["findings"]
-    return [(one["offset"], one["count"], "stale record" in noted)
-            for one in found if one["category"] == "ambiguous"]
+    findings = run("verify", root, *SIZES, "-o", "json").json()["findings"]
+    return [(finding["offset"], finding["count"], "stale record" in noted)
+            for finding in findings if finding["category"] == "ambiguous"]
 
 
 @pytest.mark.parametrize(("at", "size"), [(2048, 1024), (4096, 4096)])
@@ -202,19 +203,19 @@ def test_a_page_of_an_earlier_life_is_never_published(tmp_path: Path, rmqctl, at
     recover = ("recover", tmp_path / "store", *SIZES, "-o", "json")
     plan = rmqctl(*recover).expect(1).json()
     of_page = {put.physical for put in older.puts if at <= put.physical and put.end <= at + size}
-    told = said_of(tmp_path / "store")
+    decisions = said_of(tmp_path / "store")
     if not derived:
-        assert told == [(min(of_page), len(of_page), True)]
+        assert decisions == [(min(of_page), len(of_page), True)]
         assert plan["ambiguous"] == len(of_page)
-        assert not of_page & {one["physical_offset"] for one in plan["messages_lost"]}, [
-            one for one in plan["messages_lost"] if one["physical_offset"] in of_page]
+        assert not of_page & {message["physical_offset"] for message in plan["messages_lost"]}, [
+            message for message in plan["messages_lost"] if message["physical_offset"] in of_page]
         assert any("stale, or stored while" in note for note in plan["notes"])
     if plan["messages_undecided"]:
         rmqctl(*recover, "--apply").expect(6)
     rmqctl(*recover, "--apply", "--ambiguous", "leave-out").recovered()
     left = rmqctl("read", tmp_path / "store", "-o", "jsonl").expect(0).jsonl()
-    assert {one["topic"] for one in left} <= {"new", "RMQCTL_FILLER"}
-    assert not {put.body.decode() for put in older.puts} & {one["body"] for one in left}
+    assert {message["topic"] for message in left} <= {"new", "RMQCTL_FILLER"}
+    assert not {put.body.decode() for put in older.puts} & {message["body"] for message in left}
 
 
 @pytest.mark.parametrize("size", [2048, 4096])
@@ -231,10 +232,11 @@ def test_no_reader_shows_a_page_that_entries_contradict(tmp_path: Path, rmqctl, 
     assert "stale records" in read.err
     shown = len(bodies)
     # They are damage, and no command counts them as undecided.
-    found = rmqctl("verify", root, "-o", "json").expect(1).json()
-    assert [one["category"] for one in found["findings"] if "stale records" in one["detail"]] == [
-        "record-damaged"]
-    assert not found["coverage"]["messages_undecided"]
+    answer = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert [finding["category"] for finding in answer["findings"]
+            if "stale records" in finding["detail"]] == [
+                "record-damaged"]
+    assert not answer["coverage"]["messages_undecided"]
     for command in ("preflight", "doctor", "recover"):
         document = rmqctl(command, root, *SIZES, "-o", "json").expect(1).json()
         assert not document["messages_undecided"], command
@@ -279,8 +281,8 @@ def test_records_of_an_earlier_life_are_counted_once(tmp_path: Path, rmqctl) -> 
     name = f"commitlog/{24 << 10:020d}"
     shutil.copy(older / name, root / name)
     plan = rmqctl("recover", root, "-o", "json").expect(1).json()
-    found = rmqctl("verify", root, "-o", "json").expect(1).json()
-    assert found["coverage"]["messages_undecided"] == plan["messages_undecided"] > 0
+    answer = rmqctl("verify", root, "-o", "json").expect(1).json()
+    assert answer["coverage"]["messages_undecided"] == plan["messages_undecided"] > 0
 
 
 def test_a_page_of_an_earlier_life_behind_very_many_messages(tmp_path: Path, rmqctl) -> None:
@@ -294,9 +296,9 @@ def test_a_page_of_an_earlier_life_behind_very_many_messages(tmp_path: Path, rmq
     for derived in ("consumequeue", "index"):
         shutil.rmtree(tmp_path / "store" / derived)
     plan = rmqctl("recover", tmp_path / "store", *SIZES, "-o", "json").expect(1).json()
-    (_, told, noted), = said_of(tmp_path / "store")
+    (_, decisions, noted), = said_of(tmp_path / "store")
     assert noted
-    assert plan["ambiguous"] == told == sum(
+    assert plan["ambiguous"] == decisions == sum(
         at <= put.physical and put.end <= at + 4096 for put in older.puts) > 0
 
 
@@ -333,28 +335,29 @@ def with_old_page(folder: Path, topic: str = "old") -> tuple[Path, Path, list[in
         put.physical for put in older.puts if first <= put.physical < 8192]
 
 
-def told(root: Path) -> list[tuple[int, int]]:
-    found = run("verify", root, *SMALL, "-o", "json").json()["findings"]
-    return [(one["offset"], one["count"]) for one in found if one["category"] == "ambiguous"]
+def salvaged_places(root: Path) -> list[tuple[int, int]]:
+    findings = run("verify", root, *SMALL, "-o", "json").json()["findings"]
+    return [(finding["offset"], finding["count"]) for finding in findings
+            if finding["category"] == "ambiguous"]
 
 
 def test_a_page_that_leaves_no_damage_is_not_believed(tmp_path: Path, rmqctl) -> None:
     """Rows and index know other messages there: nothing is made anew of what the page holds."""
     root, whole, stale = with_old_page(tmp_path)
-    assert told(root) == [(stale[0], len(stale))]
-    assert told(whole) == []
+    assert salvaged_places(root) == [(stale[0], len(stale))]
+    assert salvaged_places(whole) == []
     recover = ("recover", root, *SMALL, "-o", "json")
     plan = rmqctl(*recover).expect(1).json()
     assert plan["ambiguous"] == len(stale)
     assert any(f"{len(stale)} intact records from physical offset {stale[0]} on, between undamaged"
                in note for note in plan["notes"])
-    lost = {one["physical_offset"] for one in plan["messages_lost"]}
+    lost = {message["physical_offset"] for message in plan["messages_lost"]}
     assert lost == {put.physical for put in way("new", 210).puts if stale[0] <= put.physical < 8192}
     if plan["messages_undecided"]:
         rmqctl(*recover, "--apply").expect(6)
     rmqctl(*recover, "--apply", "--ambiguous", "leave-out").recovered()
     left = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
-    assert {one["topic"] for one in left} <= {"new", "RMQCTL_FILLER"}
+    assert {message["topic"] for message in left} <= {"new", "RMQCTL_FILLER"}
     rmqctl("verify", root, *SMALL).expect(0)
 
 
@@ -372,7 +375,8 @@ def test_the_user_may_believe_the_page(tmp_path: Path, rmqctl) -> None:
     root, _, stale = with_old_page(tmp_path)
     rmqctl("recover", root, *SMALL, "--ambiguous", "keep", "--apply", "-o", "json").recovered()
     left = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
-    assert {one["physical_offset"] for one in left if one["topic"] == "old"} >= {*stale[1:]}
+    assert {message["physical_offset"] for message in left
+            if message["topic"] == "old"} >= {*stale[1:]}
 
 
 @pytest.mark.parametrize(("gone", "is_told"), [("index", True), ("consumequeue", False)])
@@ -381,7 +385,7 @@ def test_two_structures_have_to_contradict(tmp_path: Path, rmqctl, gone: str,
     """Rows of several queues do without the index, but not the index without rows."""
     root, _, stale = with_old_page(tmp_path, "new")
     shutil.rmtree(root / gone)
-    assert told(root) == [(stale[0], len(stale))] * is_told
+    assert salvaged_places(root) == [(stale[0], len(stale))] * is_told
     plan = rmqctl("recover", root, *SMALL, "-o", "json").json()
     assert plan.get("ambiguous", 0) == len(stale) * is_told
 
@@ -393,7 +397,7 @@ def test_a_log_that_parts_from_its_rows_up_to_its_end_is_believed(tmp_path: Path
     for part in ("consumequeue", "index"):
         shutil.rmtree(tmp_path / "store" / part)
         shutil.copytree(tmp_path / "other" / part, tmp_path / "store" / part)
-    assert told(tmp_path / "store") == []
+    assert salvaged_places(tmp_path / "store") == []
     plan = rmqctl("recover", tmp_path / "store", *SMALL, "-o", "json").json()
     assert "ambiguous" not in plan
 
@@ -405,7 +409,7 @@ def test_damaged_rows_of_one_queue_are_no_earlier_life(tmp_path: Path, rmqctl) -
     for number in range(8, 12):
         rows[20 * number:20 * number + 8] = (40_000 + 8 * number).to_bytes(8, "big")
     path.write_bytes(rows)
-    assert told(root) == []
+    assert salvaged_places(root) == []
     plan = rmqctl("recover", root, *SMALL, "-o", "json").json()
     assert "ambiguous" not in plan
 
@@ -466,14 +470,14 @@ def test_what_becomes_undecided_during_the_repair_is_kept_too(
         return seen[-1][0]
 
     def unclear(self: Survey) -> list[tuple[int, int]]:
-        later = any(one is self and doubtful.physical not in confirmed
-                    for one, confirmed in seen[1:])
+        later = any(undecided is self and doubtful.physical not in confirmed
+                    for undecided, confirmed in seen[1:])
         return [(doubtful.physical, len(doubtful.raw))] if later else []
 
     monkeypatch.setattr(Surveyor, "run", survey)
     monkeypatch.setattr(Survey, "unclear", property(unclear))
     plan = rmqctl("recover", root, *SIZES, "-o", "json", "--ambiguous", "keep").expect(0, 1).json()
-    assert "correct" in {one["action"] for one in plan["actions"]}
+    assert "correct" in {action["action"] for action in plan["actions"]}
     assert seen[-1][1][doubtful.physical] == len(doubtful.raw)
 
 
@@ -501,7 +505,7 @@ def test_the_queue_offset_of_another_is_no_proof(tmp_path: Path, rmqctl, back: i
     doctor = rmqctl("doctor", root, "-o", "json").expect(1).json()
     assert doctor["messages_undecided"] == plan["messages_undecided"] > 0
     others = {put.physical for put in writer.puts} - {hit.physical}
-    assert not others & {one["physical_offset"] for one in plan["messages_lost"]}
+    assert not others & {message["physical_offset"] for message in plan["messages_lost"]}
     rmqctl("recover", root, "--apply", "--yes").expect(6)
     rmqctl("recover", root, "--apply", "--yes", "--ambiguous", "keep").expect(1)
     log = b"".join(file.read_bytes() for file in sorted((root / "commitlog").iterdir()))
@@ -518,10 +522,10 @@ def test_a_frame_in_the_message_of_an_entry_behind_a_page_is_none(tmp_path: Path
     """
     older = Writer(Layout(log_file_size=16 << 10, with_index=False), clock=EPOCH - 3_600_000)
     writer = Writer(Layout(log_file_size=16 << 10, with_index=False))
-    for one in (older, writer):
+    for log_writer in (older, writer):
         for number in range(20):
-            one.put("orders", b"message " * 10, keys=f"k{number}")
-        one.roll()
+            log_writer.put("orders", b"message " * 10, keys=f"k{number}")
+        log_writer.roll()
     page = older.put("orders", b"older " * 645), older.put("orders", b"older " * 20)
     forged, behind = older.put("orders", b"forged " * 8).raw, page[0].physical + 4096
     assert 0 < behind - page[1].physical < 88
@@ -532,8 +536,8 @@ def test_a_frame_in_the_message_of_an_entry_behind_a_page_is_none(tmp_path: Path
         writer.put("orders", b"message " * 10, keys=f"n{number}")
     writer.patch(hit.physical, (page[0].raw + page[1].raw)[:4096])
     root = writer.write(tmp_path / "store")
-    read = {one["physical_offset"]
-            for one in rmqctl("read", root, "-o", "json").json()}
+    read = {message["physical_offset"]
+            for message in rmqctl("read", root, "-o", "json").json()}
     assert read == {put.physical for put in writer.puts} - {hit.physical}
-    told = rmqctl("recover", root, "--explain", str(behind)).out
-    assert "an entry points to a message" in told
+    output = rmqctl("recover", root, "--explain", str(behind)).out
+    assert "an entry points to a message" in output

@@ -41,9 +41,9 @@ def test_no_hole_is_read(tmp_path: Path, read: list[int]) -> None:
     ({0: b"a" * 100 + bytes((3 << 20) - 100) + b"b" * 5000}, True),
 ])
 def test_holes_are_zeros(tmp_path: Path, other: dict[int, bytes], *, same: bool) -> None:
-    one = sparse(tmp_path / "a", {0: b"a" * 100, 3 << 20: b"b" * 5000})
-    assert same_content(one, sparse(tmp_path / "b", other)) == same
-    assert same_content(str(tmp_path / "b"), one) == same
+    text = sparse(tmp_path / "a", {0: b"a" * 100, 3 << 20: b"b" * 5000})
+    assert same_content(text, sparse(tmp_path / "b", other)) == same
+    assert same_content(str(tmp_path / "b"), text) == same
 
 
 def test_another_size_is_another_file(tmp_path: Path) -> None:

@@ -30,11 +30,11 @@ from tests.support.share import RUN
 SHARE = 5
 
 
-def said(survey: Survey) -> dict[str, Any]:
+def comparable(survey: Survey) -> dict[str, Any]:
     """All that a survey says, comparable."""
-    told = {name: getattr(survey, name) for name in Survey.__slots__}
-    runs, headers = told.pop("runs"), told.pop("headers")
-    return {**told, "runs": {key: runs.of(key) for key in sorted(runs.keys)},
+    slots_by_name = {name: getattr(survey, name) for name in Survey.__slots__}
+    runs, headers = slots_by_name.pop("runs"), slots_by_name.pop("headers")
+    return {**slots_by_name, "runs": {key: runs.of(key) for key in sorted(runs.keys)},
             "headers": (headers.faults, headers.unlisted, headers.early, headers.first_early)}
 
 
@@ -47,10 +47,10 @@ class Both(Surveyor):
 
     def run(self, parts: Sequence[LogPart], rejected: Collection[int] = (),
             confirmed: Mapping[int, int] | None = None) -> Survey:
-        found = super().run(parts, rejected, confirmed)
+        survey = super().run(parts, rejected, confirmed)
         whole = Surveyor(*self._words, **self._named).run(parts, rejected, confirmed)
-        assert said(found) == said(whole)
-        return found
+        assert comparable(survey) == comparable(whole)
+        return survey
 
 
 @pytest.fixture(params=(64, 1 << 12))
@@ -67,21 +67,21 @@ def test_surveys_of_damaged_stores(golden: GoldenFolder, tmp_path: Path,
     monkeypatch.setattr(salvage_module, "Surveyor", Both)
     kinds = [*damages.KINDS, damages.MIXED]
     for number in range(SHARE):
-        one = case(RUN.seed * SHARE + number, kinds[number % len(kinds)])
-        base = base_of(one, tmp_path / "made", golden)
-        root, source, _ = damaged(one, base, tmp_path / f"{number}")
+        scenario = case(RUN.seed * SHARE + number, kinds[number % len(kinds)])
+        base = base_of(scenario, tmp_path / "made", golden)
+        root, source, _ = damaged(scenario, base, tmp_path / f"{number}")
         with suppress(RefusedError):
-            plan_of(root, options_of(base, one, source))
+            plan_of(root, options_of(base, scenario, source))
 
 
 @pytest.mark.usefixtures("short")
 def test_only_what_changed_is_read_again(tmp_path: Path,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    made = tiny.build(tmp_path / "store", [
+    built = tiny.build(tmp_path / "store", [
         tiny.Spec("orders", number % 3, b"tea and milk " * 20) for number in range(200)],
         commitlog_file_size=64 << 10, consumequeue_file_size=2000)
-    place = made.messages[100].record.physical_offset
-    damage.flip_bit(made.root, f"commitlog/{0:020d}", place + 150, 0)
+    place = built.messages[100].record.physical_offset
+    damage.flip_bit(built.root, f"commitlog/{0:020d}", place + 150, 0)
     read: list[int] = []
 
     class Reading(FileSource):
@@ -92,14 +92,14 @@ def test_only_what_changed_is_read_again(tmp_path: Path,
     class Counting(Surveyor):
         def run(self, *words: Any) -> Survey:
             before = sum(read)
-            found = super().run(*words)
+            survey = super().run(*words)
             surveys.append(sum(read) - before)
-            return found
+            return survey
 
     surveys: list[int] = []
     monkeypatch.setattr(overlay, "FileSource", Reading)
     monkeypatch.setattr(salvage_module, "Surveyor", Counting)
-    with Store.open(made.root) as store:
+    with Store.open(built.root) as store:
         assert [action.action for action in salvage(store).actions] == ["correct"]
     assert len(surveys) == 2
     assert 0 < 8 * surveys[1] < surveys[0]

@@ -48,7 +48,7 @@ def test_a_unit_proves_what_the_message_named(golden_copy, where: int, bit: int)
     path, _, _ = message_of(store)
     before = changed(store, where, lambda byte: byte ^ bit)
     plan = run("recover", store, "--apply", "--yes", "-o", "json").expect(0).json()
-    assert [one["target"] for one in plan["actions"] if one["action"] == "correct"] == [
+    assert [action["target"] for action in plan["actions"] if action["action"] == "correct"] == [
         f"commitlog/{path.name}"]
     assert path.read_bytes() == before
     assert timer_log(store) == units
@@ -64,7 +64,7 @@ def test_a_damaged_hash_in_a_unit_changes_no_message(golden_copy):
     data[at] ^= 16
     (store / file).write_bytes(data)
     plan = run("recover", store, "--apply", "--yes", "-o", "json").expect(0).json()
-    assert "timerlog" in [one["target"] for one in plan["actions"]]
+    assert "timerlog" in [action["target"] for action in plan["actions"]]
     assert path.read_bytes() == before
     assert run("verify", store, "-o", "json").expect(0).json()["ok"]
 
@@ -84,8 +84,9 @@ def test_what_nothing_proves_is_left_and_told(golden_copy):
     assert any("REAL_TOPIC of 1 timed message" in note for note in plan["notes"])
     assert timer_log(store) == units
     assert path.read_bytes() == bytes(data)
-    [finding] = [one for one in run("verify", store, "-o", "json").expect(1).json()["findings"]
-                 if one["severity"] == "error"]
+    [finding] = [reported_finding for reported_finding in run("verify", store, "-o",
+                                                              "json").expect(1).json()["findings"]
+                 if reported_finding["severity"] == "error"]
     assert finding["detail"].startswith("topic_hash of the unit at 520")
 
 
@@ -109,8 +110,8 @@ def test_a_wheel_ahead_of_the_timer_log_is_rebuilt(golden_copy, left: int):
     check = bytearray((store / CHECK).read_bytes())
     check[8:16] = (2688).to_bytes(8, "big")
     (store / CHECK).write_bytes(check)
-    found = run("verify", store, "-o", "json").expect(1).json()["findings"]
-    assert {one["category"] for one in found} == {"timer-wheel"}
+    findings = run("verify", store, "-o", "json").expect(1).json()["findings"]
+    assert {finding["category"] for finding in findings} == {"timer-wheel"}
     assert run("doctor", store, "-o", "json").json()["next"][0].startswith("rmqctl recover ")
     run("recover", store, "--apply", "--yes").expect(0)
     assert run("verify", store, "-o", "json").expect(0).json()["ok"]

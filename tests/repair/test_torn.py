@@ -251,8 +251,8 @@ def test_recover_brings_runs_and_names_back(tmp_path: Path) -> None:
     built = tiny.build(tmp_path / "store", specs, append_crc=True)
     store = built.root
     whole = {path: path.read_bytes() for path in (store / "commitlog").iterdir()}
-    one, two, three, four = (built.messages[number] for number in (1, 2, 3, 4))
-    for start, value in ((one.start + body_at(one.record) + 100, b"\0\0\0"),
+    first, two, three, four = (built.messages[number] for number in (1, 2, 3, 4))
+    for start, value in ((first.start + body_at(first.record) + 100, b"\0\0\0"),
                          (two.start + body_crc_at(), bytes(4)),
                          (three.end - append_crc.SIZE + 2, b"?!"),
                          (four.end - append_crc.SIZE - 4, b"\0\0")):

@@ -126,9 +126,10 @@ def test_the_bytes_are_the_engines(golden_copy: GoldenFolder, tmp_path: Path, se
         applied(root, "transactions", "commit", root, "--all")
     with Engine.open(other, settings, clock=lambda: NOW, wall_clock=lambda: NOW) as engine:
         assert all(result.stored for result in engine.put_many(put))
-    found, wanted = kept_bytes(root), kept_bytes(other)
-    assert found.keys() == wanted.keys()
-    assert [name for name in found if found[name] != wanted[name]] in ([], ["checkpoint"])
+    store_kept_bytes, wanted = kept_bytes(root), kept_bytes(other)
+    assert store_kept_bytes.keys() == wanted.keys()
+    assert [name for name in store_kept_bytes
+            if store_kept_bytes[name] != wanted[name]] in ([], ["checkpoint"])
 
 
 def test_copies_are_ended_together(tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_copies_are_ended_together(tmp_path: Path) -> None:
     done = applied(root, "transactions", "commit", root, "--id", KEYS[0])
     (row,) = done["transactions"]
     assert (row["copies"], row["checks"]) == (2, 1)
-    bodies = [each["body"] for each in run("read", root, "--topic", OP, "-o", "json").json()]
+    bodies = [message["body"] for message in run("read", root, "--topic", OP, "-o", "json").json()]
     assert ",".join(bodies[1:]).rstrip(",") == "0,2"
     assert listed(root) == []
 
@@ -187,13 +188,13 @@ def test_one_that_another_copy_ended(tmp_path: Path) -> None:
 
 
 def test_a_half_message_that_is_gone(tmp_path: Path) -> None:
-    made = tiny.build(tmp_path / "store", (Spec("orders", 1, b"first"), half(0), half(1)),
-                      commitlog_file_size=4096)
-    place = made.messages[1].start
-    data = bytearray((made.root / "commitlog" / f"{0:020}").read_bytes())
+    built = tiny.build(tmp_path / "store", (Spec("orders", 1, b"first"), half(0), half(1)),
+                       commitlog_file_size=4096)
+    place = built.messages[1].start
+    data = bytearray((built.root / "commitlog" / f"{0:020}").read_bytes())
     data[place + 4] ^= 255
-    (made.root / "commitlog" / f"{0:020}").write_bytes(data)
-    rows = run("transactions", "list", made.root, "-o", "json").expect(1).json()
+    (built.root / "commitlog" / f"{0:020}").write_bytes(data)
+    rows = run("transactions", "list", built.root, "-o", "json").expect(1).json()
     assert sorted((row["state"], row["in_log"]) for row in rows) == [
         ("discarded next", True), ("gone", False)]
 
@@ -255,8 +256,8 @@ def test_chosen_by_age_group_and_id(tmp_path: Path) -> None:
         assert len(plan["transactions"]) == count
     ended = run("transactions", "rollback", root, "--id", KEYS[2], "-o", "json").expect(0).json()
     assert (ended["actions"], len(ended["notes"])) == ([], 1)
-    found = run("transactions", "rollback", root, "--id", "nobody").expect(6)
-    assert "nobody" in found.err
+    result = run("transactions", "rollback", root, "--id", "nobody").expect(6)
+    assert "nobody" in result.err
     offset_id = run("transactions", "list", root, "-o", "json").json()[1]["msg_id"]
     plan = run("transactions", "rollback", root, "--id", offset_id, "-o", "json").expect(0).json()
     assert [row["half_offset"] for row in plan["transactions"]] == [1]

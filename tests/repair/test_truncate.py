@@ -38,12 +38,12 @@ def log_files(root: Path, kind: str) -> dict[str, bytes]:
             for path in sorted((root / folder).iterdir())}
 
 
-def check(each: golden_sets.GoldenSet, to: int, folder: Path, work: Path) -> None:
-    store, version, kind = folder / "store", each.version, each.kind
+def check(golden_set: golden_sets.GoldenSet, to: int, folder: Path, work: Path) -> None:
+    store, version, kind = folder / "store", golden_set.version, golden_set.kind
     root = snapshot.copy_tree(store, work / "cut")
     done = cut(root, to, version, kind)
-    behind = [one for one in offsets(store, kind) if one >= to]
-    assert [one.physical_offset for one in done.plan.messages_lost] == behind
+    behind = [offset for offset in offsets(store, kind) if offset >= to]
+    assert [message.physical_offset for message in done.plan.messages_lost] == behind
     assert done.lost == len(behind) == sum(done.lost_by_topic.values())
     with applied_and_undone(done.plan):
         wanted = work / "wanted"
@@ -63,42 +63,45 @@ def check(each: golden_sets.GoldenSet, to: int, folder: Path, work: Path) -> Non
         assert again.plan.topic_queue_table == done.plan.topic_queue_table
 
 
-def borders(each: golden_sets.GoldenSet, folder: Path, most: int) -> list[int]:
-    places = offsets(folder / "store", each.kind)
-    with Store.open(folder / "store", dirs(each.kind)) as store:
-        end = recover_log(store, version_for(GENERATION[each.version])).end
+def borders(golden_set: golden_sets.GoldenSet, folder: Path, most: int) -> list[int]:
+    places = offsets(folder / "store", golden_set.kind)
+    with Store.open(folder / "store", dirs(golden_set.kind)) as store:
+        end = recover_log(store, version_for(GENERATION[golden_set.version])).end
     return each_border(places, end, most) if places else []
 
 
-@pytest.mark.parametrize("each", sample(SETS, 10, "truncate"), ids=lambda one: one.id)
-def test_equal_to_a_store_that_never_got_more(each: golden_sets.GoldenSet, golden: GoldenFolder,
+@pytest.mark.parametrize("golden_set", sample(SETS, 10, "truncate"),
+                         ids=lambda golden_store: golden_store.id)
+def test_equal_to_a_store_that_never_got_more(golden_set: golden_sets.GoldenSet,
+                                              golden: GoldenFolder,
                                               tmp_path: Path) -> None:
-    folder = golden(each.id)
-    for to in borders(each, folder, 1):
-        check(each, to, folder, tmp_path / str(to))
+    folder = golden(golden_set.id)
+    for to in borders(golden_set, folder, 1):
+        check(golden_set, to, folder, tmp_path / str(to))
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("each", SETS, ids=IDS)
-def test_equal_at_many_borders(each: golden_sets.GoldenSet, golden: GoldenFolder,
+@pytest.mark.parametrize("golden_set", SETS, ids=IDS)
+def test_equal_at_many_borders(golden_set: golden_sets.GoldenSet, golden: GoldenFolder,
                                tmp_path: Path) -> None:
-    folder = golden(each.id)
-    for to in borders(each, folder, 80):
-        check(each, to, folder, tmp_path / str(to))
+    folder = golden(golden_set.id)
+    for to in borders(golden_set, folder, 80):
+        check(golden_set, to, folder, tmp_path / str(to))
 
 
-@pytest.mark.parametrize("each", [one for one in SETS if one.kind in ("basic", "multipath")],
-                         ids=lambda one: one.id)
-def test_equal_where_a_file_begins_and_at_its_blank(each: golden_sets.GoldenSet,
+@pytest.mark.parametrize("golden_set", [golden_set for golden_set in SETS
+                                        if golden_set.kind in ("basic", "multipath")],
+                         ids=lambda golden_store: golden_store.id)
+def test_equal_where_a_file_begins_and_at_its_blank(golden_set: golden_sets.GoldenSet,
                                                     golden: GoldenFolder, tmp_path: Path) -> None:
     """The file that begins at the cut stays, empty; at the blank before it, it goes."""
-    folder = golden(each.id)
-    with Store.open(folder / "store", dirs(each.kind)) as store:
+    folder = golden(golden_set.id)
+    with Store.open(folder / "store", dirs(golden_set.kind)) as store:
         second = store.log.files[2].base
         blank = next(span.offset for batch in store.log.walk(0, second) for span in batch.spans
                      if span.kind == "blank" and span.end == second)
-    check(each, second, folder, tmp_path / "file")
-    check(each, blank, folder, tmp_path / "blank")
+    check(golden_set, second, folder, tmp_path / "file")
+    check(golden_set, blank, folder, tmp_path / "blank")
 
 
 def test_what_is_no_border_is_refused(golden: GoldenFolder) -> None:
@@ -172,8 +175,8 @@ def test_damage_is_a_border_and_the_rest_of_the_log_goes(golden_copy: GoldenFold
     root = golden_copy("5.3.3/basic/store")
     places = offsets(root, "basic")
     damage.write(root, f"commitlog/{0:020d}", places[5], bytes(40))
-    before = [one for one in troubles(root) if one.structure == "commitlog"]
-    assert [one.offset for one in before] == [places[5]]
+    before = [finding for finding in troubles(root) if finding.structure == "commitlog"]
+    assert [finding.offset for finding in before] == [places[5]]
     done = cut(root, places[5])
     assert done.lost == len(places) - 6
     assert any("damaged part" in note for note in done.plan.notes)
@@ -201,7 +204,7 @@ def test_a_torn_end_is_wiped_by_a_cut_at_the_end(golden_copy: GoldenFolder) -> N
     assert file is not None
     damage.write(root, f"commitlog/{file.name}", end - file.base, b"torn" * 30)
     done = cut(root, end)
-    assert [one.action for one in done.plan.actions] == ["truncate"]
+    assert [action.action for action in done.plan.actions] == ["truncate"]
     with applied_and_undone(done.plan):
         assert troubles(root) == []
 
@@ -209,7 +212,7 @@ def test_a_torn_end_is_wiped_by_a_cut_at_the_end(golden_copy: GoldenFolder) -> N
 def test_a_file_that_is_too_short_gets_its_size(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     places = offsets(root, "basic")
-    to = next(one for one in places if one > 262144 + 100)
+    to = next(place for place in places if place > 262144 + 100)
     path = root / "commitlog" / f"{262144:020d}"
     with path.open("r+b") as file:
         file.truncate(to - 262144 + 10)
@@ -223,11 +226,11 @@ def test_rows_that_lead_behind_the_log_are_cut_at_its_end(golden_copy: GoldenFol
     root = golden_copy("5.3.3/basic/store")
     places = offsets(root, "basic")
     name = f"commitlog/{262144:020d}"
-    to = next(one for one in places if one > 262144 + 100)
+    to = next(place for place in places if place > 262144 + 100)
     damage.write(root, name, to - 262144, bytes(65536 - (to - 262144)))
     done = cut(root, to)
     assert done.lost == 0
-    assert any(one.target.startswith("consumequeue") for one in done.plan.actions)
+    assert any(action.target.startswith("consumequeue") for action in done.plan.actions)
     with applied_and_undone(done.plan):
         assert troubles(root) == []
 
@@ -238,7 +241,7 @@ def test_an_unreadable_index_file_stays_and_is_reported(golden_copy: GoldenFolde
     last.write_bytes(b"short")
     done = cut(root, offsets(root, "basic")[-50])
     assert any("--only index" in note for note in done.plan.notes)
-    assert not any(last.name in one.target for one in done.plan.actions)
+    assert not any(last.name in action.target for action in done.plan.actions)
 
 
 def test_an_index_file_of_a_writer_that_died_is_led_back(golden_copy: GoldenFolder) -> None:
@@ -255,6 +258,6 @@ def test_an_index_file_of_a_writer_that_died_is_led_back(golden_copy: GoldenFold
     damage.write(root, f"index/{last.name}", 36, fewer.to_bytes(4, "big"))
     damage.write(root, f"index/{last.name}", 24, physical)
     with applied_and_undone(cut(root, to, version).plan):
-        found = last.read_bytes()
+        data = last.read_bytes()
     # How many slots are used was never counted for the entries the header does not know.
-    assert (found[:32], found[36:]) == (wanted[:32], wanted[36:])
+    assert (data[:32], data[36:]) == (wanted[:32], wanted[36:])

@@ -58,7 +58,8 @@ def test_a_plan_changes_nothing_and_is_what_apply_does(which: int, golden_copy: 
     assert done["kept_bytes"] > 0
     assert troubles(root) == []
     listed = rmqctl("undo", root, "--list", "-o", "json").expect(0).json()
-    assert [(one["id"], one["command"]) for one in listed] == [(done["id"], words[0])]
+    assert [(difference["id"], difference["command"])
+            for difference in listed] == [(done["id"], words[0])]
     again = rmqctl(*words, "--apply", "--yes", "-o", "json").expect(0).json()
     assert (again["applied"], again["actions"]) == (False, [])
     quiet = rmqctl(*words, "--apply", "--yes").expect(0)
@@ -72,9 +73,9 @@ def test_people_learn_how_to_go_on(golden_copy: GoldenFolder, rmqctl: Run) -> No
     words = commands(root)[0]
     assert ("\nPlan only; nothing was changed. Run again with --apply to carry it out.\n"
             in rmqctl(*words).expect(0).out)
-    said = rmqctl(*words, "--apply", "--yes").expect(0).out
-    assert f"rmqctl undo {root} " in said
-    assert "messages lost" in said
+    output = rmqctl(*words, "--apply", "--yes").expect(0).out
+    assert f"rmqctl undo {root} " in output
+    assert "messages lost" in output
     other = golden_copy("5.3.3/basic/store")
     quiet = rmqctl(*commands(other)[1], "--apply", "--yes", "-q").expect(0)
     assert (quiet.out, quiet.err) == ("", "")
@@ -158,35 +159,36 @@ def test_an_interrupted_repair_is_reported_and_completed(golden_copy: GoldenFold
 def test_json_says_what_is_lost(golden_copy: GoldenFolder, rmqctl: Run) -> None:
     root = golden_copy("5.3.3/transaction/store")
     to = offsets(root, "transaction")[40]
-    made = rmqctl("truncate", root, "--to-phy", str(to), "-o", "json").expect(0)
-    found = made.json()
+    result = rmqctl("truncate", root, "--to-phy", str(to), "-o", "json").expect(0)
+    answer = result.json()
     there = rmqctl("read", root, "--from-phy", str(to), "-o", "jsonl").expect(0).jsonl()
-    assert [(one["physical_offset"], one["topic"], one["queue_id"], one["queue_offset"])
-            for one in found["messages_lost"]] == [
-        (one["physical_offset"], one["topic"], one["queue_id"], one["queue_offset"])
-        for one in there]
-    assert found["messages_lost_total"] == len(there)
+    assert [(message["physical_offset"], message["topic"], message["queue_id"],
+             message["queue_offset"])
+            for message in answer["messages_lost"]] == [
+        (message["physical_offset"], message["topic"], message["queue_id"], message["queue_offset"])
+        for message in there]
+    assert answer["messages_lost_total"] == len(there)
     table = rmqctl("recover", "table", root, "-o", "json").json()
-    assert all(found["topic_queue_table"].get(name, 0) <= table[name] for name in table)
-    assert "RMQ_SYS_TRANS_HALF_TOPIC" in made.err
-    assert "RMQ_SYS_TRANS_OP_HALF_TOPIC" in made.err
-    assert found["notes"]
+    assert all(answer["topic_queue_table"].get(name, 0) <= table[name] for name in table)
+    assert "RMQ_SYS_TRANS_HALF_TOPIC" in result.err
+    assert "RMQ_SYS_TRANS_OP_HALF_TOPIC" in result.err
+    assert answer["notes"]
 
 
 def test_consumers_and_delays_are_warned_about(golden_copy: GoldenFolder, rmqctl: Run) -> None:
     root = golden_copy("4.9.3/delay/store")
     there = rmqctl("read", root, "-o", "jsonl").expect(0).jsonl()
     to = there[len(there) // 2]["physical_offset"]
-    cut = [one for one in there if one["physical_offset"] >= to]
-    delayed = [one for one in cut if one["topic"] == "SCHEDULE_TOPIC_XXXX"]
-    other = next(one for one in cut if one["topic"] != "SCHEDULE_TOPIC_XXXX")
+    cut = [message for message in there if message["physical_offset"] >= to]
+    delayed = [message for message in cut if message["topic"] == "SCHEDULE_TOPIC_XXXX"]
+    other = next(message for message in cut if message["topic"] != "SCHEDULE_TOPIC_XXXX")
     (root / "config").mkdir(exist_ok=True)
     (root / "config" / "consumerOffset.json").write_text(
         json.dumps({"offsetTable": {f"{other['topic']}@billing": {
             str(other["queue_id"]): other["queue_offset"] + 1}}}))
-    said = rmqctl("truncate", root, "--to-phy", str(to)).expect(0).err
-    assert f"of which {len(delayed)} will never be delivered" in said
-    assert f"billing, {other['topic']} is then ahead of the queue" in said
+    stderr = rmqctl("truncate", root, "--to-phy", str(to)).expect(0).err
+    assert f"of which {len(delayed)} will never be delivered" in stderr
+    assert f"billing, {other['topic']} is then ahead of the queue" in stderr
 
 
 def test_bad_words(golden_copy: GoldenFolder, rmqctl: Run, tmp_path: Path) -> None:

@@ -25,32 +25,32 @@ END, AS_SERVED = 51685, {0: [16, 26, 29, 33, 42, 45], 1: [10, 11, 22, 41]}
 
 
 def served(root: Path) -> dict[int, list[int]]:
-    found = {}
+    msg_base_offsets = {}
     with Store.open(root) as store:
         for topic, number in served_queues(store):
             if queue := CompactionQueue.open(store, topic, number):
                 with queue:
                     units = [unit for units in queue.files for unit in units]
                     assert all(queue.record(unit) for unit in units)
-                    found[number] = [unit.msg_base_offset for unit in units]
-    return found
+                    msg_base_offsets[number] = [unit.msg_base_offset for unit in units]
+    return msg_base_offsets
 
 
 def positions(root: Path) -> dict[str, int]:
-    known: dict[str, Any] = json.loads((root / "compaction/position-checkpoint").read_bytes())
-    return known["queueOffsetMap"]
+    document: dict[str, Any] = json.loads((root / "compaction/position-checkpoint").read_bytes())
+    return document["queueOffsetMap"]
 
 
 def test_nothing_beyond_the_cut_is_left(golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     before, compacted = served(root), positions(root)
     for to in offsets(root, "compaction")[::60]:
-        made = cut(root, to)
-        with applied_and_undone(made.plan):
+        frames = cut(root, to)
+        with applied_and_undone(frames.plan):
             assert troubles(root) == []
             for number, kept in before.items():
-                end = made.plan.topic_queue_table.get(f"{TOPIC}-{number}", 0)
-                assert served(root).get(number, []) == [one for one in kept if one < end]
+                end = frames.plan.topic_queue_table.get(f"{TOPIC}-{number}", 0)
+                assert served(root).get(number, []) == [file for file in kept if file < end]
                 name = f"{TOPIC}_{number}"
                 assert positions(root)[name] == min(compacted[name], end - 1)
 
@@ -59,9 +59,9 @@ def test_as_an_engine_serves_it(golden_copy: GoldenFolder, tmp_path: Path) -> No
     root = golden_copy(SET)
     back_up(BackupSource(str(root), ()), str(tmp_path / "backup"), lambda: 1_750_000_000_000,
             "1.0.0")
-    made = restore(str(tmp_path / "backup"), str(tmp_path / "new"), offset=END)
+    restored = restore(str(tmp_path / "backup"), str(tmp_path / "new"), offset=END)
     assert served(tmp_path / "new") == AS_SERVED
-    assert any("a compaction dropped older messages" in note for note in made.notes)
+    assert any("a compaction dropped older messages" in note for note in restored.notes)
     assert run("verify", tmp_path / "new", "-o", "json").expect(0).json()["ok"]
 
 

@@ -40,8 +40,8 @@ def test_cut_as_if_never_put(tmp_path: Path, count: int, kept: int) -> None:
 
     run("truncate", store, "--to-phy", str(to), "--apply", "--yes", *SIZES).expect(0)
     assert index(store) == index(of(kept).write(tmp_path / "wanted"))
-    found = run("verify", store, *SIZES, "-o", "json").expect(0).json()["findings"]
-    assert {one["category"] for one in found} <= {"lost-in-repair"}
+    findings = run("verify", store, *SIZES, "-o", "json").expect(0).json()["findings"]
+    assert {finding["category"] for finding in findings} <= {"lost-in-repair"}
     assert run("recover", store, *SIZES, "-o", "json").expect(0).json()["actions"] == []
 
     run("undo", store, "--yes").expect(0)

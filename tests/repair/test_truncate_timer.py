@@ -71,7 +71,7 @@ def test_a_damaged_timer_ends_a_chain_and_nothing_more(what: str,
                                                        golden_copy: GoldenFolder) -> None:
     root = golden_copy(SET)
     to = offsets(root, "timer")[10]
-    number, slot = max(slots(root).items(), key=lambda one: one[1].last_pos)
+    number, slot = max(slots(root).items(), key=lambda pair: pair[1].last_pos)
     file = max(path for path in (root / "timerlog").iterdir() if int(path.name) <= slot.last_pos)
     at = slot.last_pos - int(file.name)
     log, wrong = f"timerlog/{file.name}", (slot.last_pos + 7).to_bytes(8, "big")
@@ -81,4 +81,4 @@ def test_a_damaged_timer_ends_a_chain_and_nothing_more(what: str,
     damage.write(root, *place)
     with applied_and_undone(cut(root, to).plan):
         assert number not in slots(root)
-        assert all(one.last_pos < slot.last_pos for one in slots(root).values())
+        assert all(item.last_pos < slot.last_pos for item in slots(root).values())

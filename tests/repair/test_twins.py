@@ -26,14 +26,14 @@ OPTIONS = ("--index-slots", "8", "--index-max", "32", "-o", "json")
 
 
 def messages(root: Path) -> dict[int, Record]:
-    found = {}
+    texts = {}
     with Store.open(root) as store:
         for part in log_as_it_is(store):
             with part.open() as source:
                 for batch in Walk(source):
                     for row in range(len(batch)):
-                        found[int(batch.offset[row])] = decode(batch.bytes_at(row))
-    return found
+                        texts[int(batch.offset[row])] = decode(batch.bytes_at(row))
+    return texts
 
 
 def damage(root: Path, record: Record, luck: Random) -> None:
@@ -63,8 +63,8 @@ def test_copies_that_a_broker_makes(name: str, golden_copy: GoldenFolder) -> Non
     pairs = [group for (key, body), group in alike.items() if key and body and len(group) > 1
              and group[-1].prepared_transaction_offset]  # 0 names nothing: every message has it
     luck = Random(RUN.number(name))
-    one, other = luck.sample(pairs, 2)
-    for record in (one[0], other[-1]):
+    first, other = luck.sample(pairs, 2)
+    for record in (first[0], other[-1]):
         damage(store, record, luck)
     plan = run("recover", store, "--correct", "off", "--apply", "--yes", "-o",
                "json").expect(0).json()

@@ -87,8 +87,8 @@ def test_pages_that_are_put_back(tmp_path: Path) -> None:
     name, position = built.place(8192)
     log = built.root / name
     content = bytearray(log.read_bytes())
-    one, other = slice(position, position + 4096), slice(position + 4096, position + 8192)
-    content[one], content[other] = content[other], content[one]
+    first, other = slice(position, position + 4096), slice(position + 4096, position + 8192)
+    content[first], content[other] = content[other], content[first]
     log.write_bytes(content)
     moved = [action for action in plan_of(built.root, "--index-max", "128")
              if action["action"] == "put back"]

@@ -74,7 +74,7 @@ def test_a_rebuild_takes_all_but_what_is_near(jobs: int, tmp_path: Path,
                                               store: tuple[Path, list[int], list[int]]) -> None:
     root, far, every = store
     with Store.open(root) as opened:
-        parts = [LogPart(one.base, one.size, one.path) for one in opened.log.files]
+        parts = [LogPart(file.base, file.size, file.path) for file in opened.log.files]
     with Scratch(str(tmp_path)) as scratch:
         rebuilt = rebuild(parts, str(root), Settings(), scratch, jobs=jobs)
         assert len(far) <= rebuilt.messages < len(every)

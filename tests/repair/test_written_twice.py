@@ -27,8 +27,8 @@ def of(store: Path) -> tuple[str, int, int]:
 
 def whole(store: Path) -> None:
     """Verify finds nothing, nothing is left to do, and all of it can be undone."""
-    found = run("verify", store, "-o", "json").expect(0).json()["findings"]
-    assert {one["severity"] for one in found} <= {"info"}
+    findings = run("verify", store, "-o", "json").expect(0).json()["findings"]
+    assert {finding["severity"] for finding in findings} <= {"info"}
     assert run("recover", store, "-o", "json").expect(0).json()["actions"] == []
 
 
@@ -77,7 +77,7 @@ def test_a_wrong_copy_is_replaced(golden_copy, damage: str):
         max((store / "consumequeue").glob(damage), key=lambda path: path.stat().st_size).unlink()
     before = snapshot.take(store, inodes=False)
     plan = run("recover", store, "--apply", "--yes", "-o", "json").expect(0).json()
-    assert [(one["action"], one["target"]) for one in plan["actions"]] == [
+    assert [(action["action"], action["target"]) for action in plan["actions"]] == [
         ("rebuild", "consumequeue")]
     whole(store)
     with Store.open(store) as opened:

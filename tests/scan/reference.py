@@ -27,8 +27,8 @@ def record_at(data: bytes, base: int, at: int) -> Record | None:
 def blank_at(data: bytes, at: int) -> bool:
     if data[at + 4:at + 8] != _BLANK:
         return False
-    found = Blank.parse(data[at:at + 8])
-    return found.magic == MAGIC_BLANK and found.total_size == len(data) - at
+    parsed = Blank.parse(data[at:at + 8])
+    return parsed.magic == MAGIC_BLANK and parsed.total_size == len(data) - at
 
 
 def walk(data: bytes, base: int) -> list[Frame]:

@@ -35,28 +35,28 @@ def replaced(value: Any) -> Any:
     """The object's lossless texts as the columns have them."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    return [replaced(one) for one in value] if isinstance(value, list) else value
+    return [replaced(cell) for cell in value] if isinstance(value, list) else value
 
 
 def expected(raw: bytes) -> dict[str, Any]:
     """The row of a record, by the message object."""
     record = decode(raw)
-    found = message_object(record, body="none")
-    pairs = [(replaced(key), replaced(value)) for key, value in found["properties"].items()]
+    message = message_object(record, body="none")
+    pairs = [(replaced(key), replaced(value)) for key, value in message["properties"].items()]
     # Keys that differ in broken bytes only become one, as if the broken text had been parsed.
-    known = props.parse(record.properties.decode("utf-8", "replace"))
-    assert known == dict(pairs) or len(dict(pairs)) < len(pairs)
-    return {**{name: replaced(value) for name, value in found.items()},
-            "properties": list(known.items()), "body": record.body, "record": raw}
+    properties = props.parse(record.properties.decode("utf-8", "replace"))
+    assert properties == dict(pairs) or len(dict(pairs)) < len(pairs)
+    return {**{name: replaced(value) for name, value in message.items()},
+            "properties": list(properties.items()), "body": record.body, "record": raw}
 
 
 def check(batch: Batch, names: Sequence[str] = tuple(NAMES)) -> int:
-    found = message_columns(batch, names)
-    found.validate(full=True)
-    assert found.schema == schema(names, MESSAGE_COLUMNS)
-    assert found.num_rows == len(batch)
+    record_batch = message_columns(batch, names)
+    record_batch.validate(full=True)
+    assert record_batch.schema == schema(names, MESSAGE_COLUMNS)
+    assert record_batch.num_rows == len(batch)
     if names:
-        rows = rows_of(found)
+        rows = rows_of(record_batch)
         for number, row in enumerate(rows):
             expected_row = expected(batch.bytes_at(number))
             assert row == {name: expected_row[name] for name in names}
@@ -91,10 +91,10 @@ def check_frames(source: FileSource | BytesSource, chunk: int = 1 << 16) -> list
     """All frames of a source by column, held against those made singly."""
     rows, expected_rows = [], []
     for batch in Walk(source, chunk=chunk):
-        found = frame_columns(batch, list(FRAME_COLUMNS), source.base)
-        found.validate(full=True)
-        assert found.schema == schema(list(FRAME_COLUMNS), FRAME_COLUMNS)
-        rows += rows_of(found)
+        record_batch = frame_columns(batch, list(FRAME_COLUMNS), source.base)
+        record_batch.validate(full=True)
+        assert record_batch.schema == schema(list(FRAME_COLUMNS), FRAME_COLUMNS)
+        rows += rows_of(record_batch)
         expected_rows += frames_of(batch, source.base)
         check(batch)
     assert rows == expected_rows
@@ -104,7 +104,7 @@ def check_frames(source: FileSource | BytesSource, chunk: int = 1 << 16) -> list
 
 
 @pytest.mark.parametrize("store", sample(golden_stores(), 14, "columns"),
-                         ids=lambda each: each.id)
+                         ids=lambda golden_store: golden_store.id)
 def test_columns_of_golden_logs_are_the_message_objects(
         store: GoldenStore, golden: GoldenFolder) -> None:
     rows = [row for source in logs(golden(store.id), store) for row in check_frames(source)]
@@ -113,7 +113,8 @@ def test_columns_of_golden_logs_are_the_message_objects(
 
 @pytest.mark.parametrize("kind", ["basic", "ipv6"])
 def test_columns_of_damaged_logs(kind: str, golden_copy: GoldenFolder) -> None:
-    store = next(one for one in golden_stores() if one.id == f"5.3.3/{kind}/store")
+    store = next(golden_store for golden_store in golden_stores()
+                 if golden_store.id == f"5.3.3/{kind}/store")
     root = golden_copy(store.id)
     draw = random.Random(kind)
     files = sorted(Path(root, "commitlog").iterdir())
@@ -152,19 +153,19 @@ RECORD = st.fixed_dictionaries({
 
 def log_of(specs: list[dict[str, Any]]) -> bytes:
     data = b""
-    for one in specs:
-        queue, flag, reconsume, other = one["numbers"]
-        born, store = one["born"], one["store"]
+    for spec in specs:
+        queue, flag, reconsume, other = spec["numbers"]
+        born, store = spec["born"], spec["store"]
         # Any other bits of the system flags, but those of the hosts' widths as the hosts are.
         flags = other & ~0x30 | (len(born[0]) == 16) << 4 | (len(store[0]) == 16) << 5
-        crc = zlib.crc32(one["body"]) & 0x7FFFFFFF
-        size = size_of(flags, one["magic"], len(one["body"]), len(one["topic"]),
-                       len(one["properties"]))
+        crc = zlib.crc32(spec["body"]) & 0x7FFFFFFF
+        size = size_of(flags, spec["magic"], len(spec["body"]), len(spec["topic"]),
+                       len(spec["properties"]))
         data += build(Record(
-            size, one["magic"], crc if one["good"] else crc ^ 1, queue, flag, one["longs"][0],
-            BASE + len(data), flags, one["longs"][1], (born[0][:16], born[1]), one["longs"][2],
-            (store[0], store[1]), reconsume, one["longs"][3], one["body"], one["topic"],
-            one["properties"]))
+            size, spec["magic"], crc if spec["good"] else crc ^ 1, queue, flag, spec["longs"][0],
+            BASE + len(data), flags, spec["longs"][1], (born[0][:16], born[1]), spec["longs"][2],
+            (store[0], store[1]), reconsume, spec["longs"][3], spec["body"], spec["topic"],
+            spec["properties"]))
     return data
 
 
@@ -211,17 +212,17 @@ def test_columns_stay_when_the_walk_goes_on() -> None:
         kept.append(message_columns(batch, NAMES))
         expected_rows += [expected(batch.bytes_at(number)) for number in range(len(batch))]
     assert len(kept) > 5
-    assert [row for one in kept for row in rows_of(one)] == expected_rows
+    assert [row for record_batch in kept for row in rows_of(record_batch)] == expected_rows
 
 
 def test_no_columns_keep_the_number_of_rows() -> None:
     data = many(5) + bytes(64)
     (batch,) = Walk(BytesSource(data, BASE))
-    for found, count in ((message_columns(batch, []), 5), (frame_columns(batch, []), 6)):
-        assert (found.num_rows, found.num_columns) == (count, 0)
+    for table, count in ((message_columns(batch, []), 5), (frame_columns(batch, []), 6)):
+        assert (table.num_rows, table.num_columns) == (count, 0)
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, found.schema) as writer:
-            writer.write_batch(found)
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_batch(table)
         assert pa.ipc.open_stream(sink.getvalue()).read_next_batch().num_rows == count
 
 
@@ -257,8 +258,8 @@ def test_frames_come_in_physical_order() -> None:
 
 def test_a_batch_of_spans_only_has_no_messages() -> None:
     (batch,) = Walk(BytesSource(bytes(100), BASE))
-    found = message_columns(batch, NAMES)
-    assert (found.num_rows, found.schema) == (0, schema(NAMES, MESSAGE_COLUMNS))
+    record_batch = message_columns(batch, NAMES)
+    assert (record_batch.num_rows, record_batch.schema) == (0, schema(NAMES, MESSAGE_COLUMNS))
     (row,) = rows_of(frame_columns(batch, list(FRAME_COLUMNS), BASE))
     assert (row["kind"], row["position"], row["length"]) == ("zero", 0, 100)
 

@@ -16,8 +16,8 @@ from rmqctl.scan.walk import Walk
 from tests.support import tiny as tiny_stores
 from tests.support.tiny import Placed
 
-SPECS = [replace(one, topic="x" * 200) if number == 2 else one
-         for number, one in enumerate(tiny_stores.DEFAULT)]
+SPECS = [replace(spec, topic="x" * 200) if number == 2 else spec
+         for number, spec in enumerate(tiny_stores.DEFAULT)]
 V6 = "[2001:db8::1]:10911"
 
 
@@ -35,54 +35,54 @@ def stored(folder: Path, **changes: object) -> tuple[Placed, ...]:
 def test_content_does_not_know_where_it_is_stored(sealed: bool, tmp_path: Path) -> None:
     here = stored(tmp_path / "a", append_crc=sealed)
     moved = [tiny_stores.Spec("front", 0, b"in front"),
-             *(replace(one, store=V6, prepared_at=77) for one in SPECS)]
+             *(replace(spec, store=V6, prepared_at=77) for spec in SPECS)]
     there = tiny_stores.build(tmp_path / "b", moved, commitlog_file_size=2048,
                               append_crc=sealed).messages[1:]
-    for one, other in zip(here, there, strict=True):
-        record = replace(other.record, born_timestamp=one.record.born_timestamp,
-                         store_timestamp=one.record.store_timestamp)
+    for first, other in zip(here, there, strict=True):
+        record = replace(other.record, born_timestamp=first.record.born_timestamp,
+                         store_timestamp=first.record.store_timestamp)
         content, whole = of(other, message.build(record))
-        assert content == of(one)[0]
-        assert whole != of(one)[1]
+        assert content == of(first)[0]
+        assert whole != of(first)[1]
 
 
 def test_a_last_separator_says_nothing(tmp_path: Path) -> None:
-    one = stored(tmp_path / "a")[0]
-    cut = replace(one.record, properties=one.record.properties[:-1],
-                  total_size=one.record.total_size - 1)
-    assert of(one, message.build(cut))[0] == of(one)[0]
+    record = stored(tmp_path / "a")[0]
+    cut = replace(record.record, properties=record.record.properties[:-1],
+                  total_size=record.record.total_size - 1)
+    assert of(record, message.build(cut))[0] == of(record)[0]
 
 
 @pytest.mark.parametrize("number", range(len(SPECS)))
 def test_any_other_change_shows(number: int, tmp_path: Path) -> None:
-    one = stored(tmp_path / "a")[number]
-    head = message.variant(0, one.record.magic)
-    content, whole = of(one)
+    record = stored(tmp_path / "a")[number]
+    head = message.variant(0, record.record.magic)
+    content, whole = of(record)
     place = {*range(64, 72), *range(76, 84)}  # store host, prepared transaction offset
     key = {*range(12, 16), *range(20, 28)}  # what messages are paired by
-    topic = one.raw.index(one.record.topic, head.head_size + len(one.record.body))
-    key |= set(range(topic, topic + len(one.record.topic)))
+    topic = record.raw.index(record.record.topic, head.head_size + len(record.record.body))
+    key |= set(range(topic, topic + len(record.record.topic)))
     tried = 0
-    for at in range(len(one.raw)):
-        raw = bytearray(one.raw)
+    for at in range(len(record.raw)):
+        raw = bytearray(record.raw)
         raw[at] ^= 0x04
-        batches = list(Walk(BytesSource(bytes(raw), one.start)))
+        batches = list(Walk(BytesSource(bytes(raw), record.start)))
         if not batches or not len(batches[0]):
             continue  # no record any more
         tried += 1
-        found, changed = of(one, bytes(raw))
+        rows, changed = of(record, bytes(raw))
         assert changed != whole
-        assert (found == content) == (at in place | key), at
-    assert tried > len(one.raw) // 2
+        assert (rows == content) == (at in place | key), at
+    assert tried > len(record.raw) // 2
 
 
 def test_v6_addresses_count_in_full(tmp_path: Path) -> None:
     spec = replace(SPECS[0], born="[2001:db8::7]:52011")
-    one = tiny_stores.build(tmp_path / "a", [spec]).messages[0]
-    seen = {int(of(one)[0][0])}
+    message = tiny_stores.build(tmp_path / "a", [spec]).messages[0]
+    seen = {int(of(message)[0][0])}
     for at in range(48, 64):
-        raw = bytearray(one.raw)
+        raw = bytearray(message.raw)
         raw[at] ^= 1
-        seen.add(int(of(one, bytes(raw))[0][0]))
+        seen.add(int(of(message, bytes(raw))[0][0]))
     assert len(seen) == 17
-    assert of(one)[0].dtype == np.uint64
+    assert of(message)[0].dtype == np.uint64

@@ -34,21 +34,21 @@ def data_of(bodies: list[bytes], tail: int = 200) -> tuple[bytes, list[int]]:
 
 def frames(data: bytes, **options: Any) -> list[tuple[str, int, int]]:
     """(kind, start, end) in positions; each byte is in one of them."""
-    found: list[tuple[str, int, int]] = []
+    frame_list: list[tuple[str, int, int]] = []
     for batch in Walk(BytesSource(data, BASE, head=HEAD), **options):
-        found += [("message", int(at) - HEAD, int(at) - HEAD + int(size)) for at, size in zip(
+        frame_list += [("message", int(at) - HEAD, int(at) - HEAD + int(size)) for at, size in zip(
             batch.offset - BASE, batch.frame_size, strict=True)]
-        found += [(span.kind, span.offset - BASE, span.end - BASE) for span in batch.spans]
-    assert [start for _, start, _ in found] == [0, *(end for _, _, end in found)][:-1]
-    assert not found or found[-1][2] == len(data)
-    return found
+        frame_list += [(span.kind, span.offset - BASE, span.end - BASE) for span in batch.spans]
+    assert [start for _, start, _ in frame_list] == [0, *(end for _, _, end in frame_list)][:-1]
+    assert not frame_list or frame_list[-1][2] == len(data)
+    return frame_list
 
 
 @pytest.mark.parametrize("chunk", [139, 300, 1 << 20])
 def test_entries_and_the_end_mark(chunk: int) -> None:
     data, starts = data_of([b"", b"x" * 2000, b"y", b"z" * 500])
-    found = frames(data, chunk=chunk)
-    assert found == [*(("message", start, end) for start, end in zip(
+    listed_frames = frames(data, chunk=chunk)
+    assert listed_frames == [*(("message", start, end) for start, end in zip(
         starts, [*starts[1:], len(data) - 200], strict=True)),
         ("blank", len(data) - 200, len(data))]
     # The least that may be left behind the last entry is the mark itself.
@@ -75,10 +75,11 @@ def test_a_flipped_bit_costs_one_message_at_most(field: int) -> None:
     data, starts = data_of([b"a" * 30, b"b" * 30, b"c" * 30, b"d" * 30])
     raw = bytearray(data)
     raw[starts[1] + field] ^= 0x10
-    found = frames(bytes(raw))
-    assert [start for kind, start, _ in found if kind == "message" and start != starts[1]] == [
-        starts[0], starts[2], starts[3]]
-    assert (found[1][1], found[1][2]) == (starts[1], starts[2])
+    listed_frames = frames(bytes(raw))
+    assert [start for kind, start, _ in listed_frames if kind == "message"
+            and start != starts[1]] == [
+                starts[0], starts[2], starts[3]]
+    assert (listed_frames[1][1], listed_frames[1][2]) == (starts[1], starts[2])
 
 
 def test_a_whole_head_tells_how_long_a_lost_record_was() -> None:
@@ -106,8 +107,8 @@ def test_an_entry_in_a_body_is_none() -> None:
     for start, end in ((20, 24), (HEAD, HEAD + 40), (0, 4), (4, 8), (HEAD, HEAD + 4)):
         raw = bytearray(data)
         raw[places[0] + start:places[0] + end] = bytes(end - start)
-        found = frames(bytes(raw))
-        assert [frame[1] for frame in found if frame[0] == "message" and frame[1] > 0
+        listed_frames = frames(bytes(raw))
+        assert [frame[1] for frame in listed_frames if frame[0] == "message" and frame[1] > 0
                 and frame[1] != places[0]] == [places[1]], (start, end)
 
 

@@ -44,34 +44,34 @@ def damage(log: Path, frames: Frames, seed: int) -> None:
 def frames_of(store: Path, *, whole: bool, part: float = 1) -> tuple[Frames, list[
         tuple[int, int]]]:
     """What walks find in the files of a log, or in the first ``part`` of each."""
-    found: Frames = []
+    frames: Frames = []
     passed: list[tuple[int, int]] = []
     with Store.open(str(store)) as opened:
         for number, file in enumerate(opened.log.files):
             with opened.log.source(number) as source:
                 walked = Walk(source, end=int(file.size * part), whole=whole)
                 for batch in walked:
-                    found += zip(batch.offset.tolist(), batch.column("total_size").tolist(),
-                                 strict=True)
-                    found += batch.spans
+                    frames += zip(batch.offset.tolist(), batch.column("total_size").tolist(),
+                                  strict=True)
+                    frames += batch.spans
                 passed += walked.passed.stretches()
-    return sorted(found, key=lambda frame: frame.offset if isinstance(frame, Span)
+    return sorted(frames, key=lambda frame: frame.offset if isinstance(frame, Span)
                   else frame[0]), passed
 
 
 @pytest.fixture
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[Span]:
     """Damaged records that were judged by their rows alone."""
-    found: list[Span] = []
+    spans: list[Span] = []
     real = Led.span
 
     def span(self: Led, position: int) -> Span | None:
-        one = real(self, position)
-        found.extend([] if one is None else [one])
-        return one
+        real_span = real(self, position)
+        spans.extend([] if real_span is None else [real_span])
+        return real_span
 
     monkeypatch.setattr(Led, "span", span)
-    return found
+    return spans
 
 
 @pytest.mark.parametrize("seed", range(3))

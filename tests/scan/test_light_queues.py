@@ -22,8 +22,8 @@ def ids(light: LightQueues, rows: list[tuple[int, int]], there: set[tuple[str, i
         return np.array([(*key, o, p) in (there or ()) for o, p in zip(
             at.tolist(), place.tolist(), strict=True)], bool)
 
-    found = light.ids(NAMES, name, own, offset, offset + 100, None if there is None else leads)
-    return [int(number) for number in found]
+    ids = light.ids(NAMES, name, own, offset, offset + 100, None if there is None else leads)
+    return [int(number) for number in ids]
 
 
 ROWS = [(0, 2), (1, 2), (2, 2), (0, 1), (0, 0), (0, -7)]

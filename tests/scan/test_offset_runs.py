@@ -10,7 +10,7 @@ import pytest
 from rmqctl.checks.offset_runs import OffsetRuns
 
 
-def made(random: random.Random) -> tuple[OffsetRuns, set[int]]:
+def random_runs(random: random.Random) -> tuple[OffsetRuns, set[int]]:
     runs, numbers = OffsetRuns(), set()
     for _ in range(random.randrange(8)):
         offsets = [random.randrange(-3, 60) for _ in range(random.randrange(6))]
@@ -24,9 +24,9 @@ def made(random: random.Random) -> tuple[OffsetRuns, set[int]]:
 @pytest.mark.parametrize("turn", range(60))
 def test_as_a_set_of_numbers(seed: int, turn: int) -> None:
     chance = random.Random(f"{seed} {turn}")
-    (one, numbers), (other, others) = made(chance), made(chance)
-    for runs, wanted in ((one, numbers), (one.without(other), numbers - others),
-                         (one.join(other), numbers | others)):
+    (store, numbers), (other, others) = random_runs(chance), random_runs(chance)
+    for runs, wanted in ((store, numbers), (store.without(other), numbers - others),
+                         (store.join(other), numbers | others)):
         assert [number for first, end in runs.runs().tolist() for number in range(first, end)
                 ] == sorted(wanted)
         assert runs.has(np.arange(-5, 70)).tolist() == [at in wanted for at in range(-5, 70)]
@@ -34,7 +34,7 @@ def test_as_a_set_of_numbers(seed: int, turn: int) -> None:
         assert runs.count(first, end) == len(wanted.intersection(range(first, end)))
         assert runs.count() == len(wanted)
         assert bool(runs) == bool(wanted)
-    assert one.complete
+    assert store.complete
 
 
 def test_what_no_queue_can_have_is_left_out_and_too_many_runs_are_said() -> None:

@@ -51,11 +51,11 @@ def test_a_profile_says_what_verify_counts(name: str, golden: GoldenFolder) -> N
 @pytest.mark.parametrize("name", SETS[:2])
 def test_a_profile_does_not_depend_on_how_the_log_was_cut(name: str, golden: GoldenFolder) -> None:
     with Store.open(golden(name)) as store:
-        one, _ = profiled(store)
+        profile, _ = profiled(store)
         many, _ = profiled(store, jobs=3)
-        assert (one.cells == many.cells).all()
-        assert one.times.steps == many.times.steps
-        assert one.queues.groups() == many.queues.groups()
+        assert (profile.cells == many.cells).all()
+        assert profile.times.steps == many.times.steps
+        assert profile.queues.groups() == many.queues.groups()
 
 
 def test_a_store_without_a_log_has_an_empty_profile(tmp_path: Path) -> None:

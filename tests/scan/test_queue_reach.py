@@ -43,42 +43,42 @@ def log(puts: Sequence[Put]) -> bytes:
 
 def reach(puts: Sequence[Put], *, chunk: int = 2 << 20, generation: int = 5,
           plain: bool = False) -> dict[tuple[bytes, int], Reach]:
-    found = QueueReach(generation, plain=plain)
+    queue_reach = QueueReach(generation, plain=plain)
     for batch in Walk(BytesSource(log(puts)), chunk=chunk):
-        found.add(batch)
-    return found.result()
+        queue_reach.add(batch)
+    return queue_reach.result()
 
 
 def by_hand(puts: Iterable[Put], *, plain: bool = False) -> dict[tuple[bytes, int], Reach]:
     """consumequeue.md §4, §9, §10 in the simplest words."""
-    found: dict[tuple[bytes, int], Reach] = {}
+    reaches: dict[tuple[bytes, int], Reach] = {}
 
     def count(topic: str, queue_id: int, first: int, last: int) -> None:
-        old = found.get((topic.encode(), queue_id), Reach(first, last + 1, 0))
-        found[topic.encode(), queue_id] = Reach(
+        old = reaches.get((topic.encode(), queue_id), Reach(first, last + 1, 0))
+        reaches[topic.encode(), queue_id] = Reach(
             min(old.first, first), max(old.end, last + 1), old.messages + 1)
 
     for put in puts:
         if sysflag.transaction_type(put.sys_flag) in ("prepared", "rollback"):
             continue
         first = last = put.queue_offset
-        known = put.properties
+        properties = put.properties
         if put.sys_flag & sysflag.INNER_BATCH and not plain:
-            base, number = known.get("INNER_BASE", ""), known.get("INNER_NUM", "")
+            base, number = properties.get("INNER_BASE", ""), properties.get("INNER_NUM", "")
             if base.isdigit() and number.isdigit():
                 first, last = int(base), int(base) + max(int(number), 1) - 1
         if first >= 0:
             count(put.topic, put.queue_id, first, last)
         # As Java's split: no empty parts at the end.
-        names = known.get("INNER_MULTI_DISPATCH", "").rstrip(",").split(",")
-        offsets = known.get("INNER_MULTI_QUEUE_OFFSET", "").rstrip(",").split(",")
+        names = properties.get("INNER_MULTI_DISPATCH", "").rstrip(",").split(",")
+        offsets = properties.get("INNER_MULTI_QUEUE_OFFSET", "").rstrip(",").split(",")
         if plain or len(names) != len(offsets) or put.topic.startswith("%RETRY%"):
             continue
         for name, offset in zip(names, offsets, strict=True):
             if name and offset.isdigit():
                 count(name, 0 if name.startswith("%LMQ%") else put.queue_id, int(offset),
                       int(offset))
-    return found
+    return reaches
 
 
 NUMBER = st.integers(0, 300).map(str)
@@ -108,10 +108,10 @@ def test_columns_and_plain_python_agree(puts: list[Put], chunk: int, plain: bool
 def test_parts_merge_to_the_whole(puts: list[Put], cut: int) -> None:
     parts = []
     for some in (puts[:cut], puts[cut:]):
-        found = QueueReach()
+        queue_reach = QueueReach()
         for batch in Walk(BytesSource(log(some))):
-            found.add(batch)
-        parts.append(pickle.loads(pickle.dumps(found)))  # as a worker process hands it back
+            queue_reach.add(batch)
+        parts.append(pickle.loads(pickle.dumps(queue_reach)))  # as a worker process hands it back
     parts[0].merge(parts[1])
     assert parts[0].result() == by_hand(puts)
 
@@ -120,6 +120,6 @@ def test_parts_merge_to_the_whole(puts: list[Put], cut: int) -> None:
 def test_system_topics_are_dispatched_by_4_only(generation: int, counted: bool) -> None:
     put = Put("rmq_sys_x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a",
                                        "INNER_MULTI_QUEUE_OFFSET": "4"})
-    found = reach([put], generation=generation)
-    assert ((b"%LMQ%a", 0) in found) is counted
-    assert found[b"rmq_sys_x", 0] == Reach(0, 1, 1)
+    queue_reach = reach([put], generation=generation)
+    assert ((b"%LMQ%a", 0) in queue_reach) is counted
+    assert queue_reach[b"rmq_sys_x", 0] == Reach(0, 1, 1)

@@ -25,11 +25,11 @@ def texts(raws: Sequence[bytes]) -> text.Texts:
 @settings(max_examples=examples(400))
 @given(st.lists(RAW, max_size=8))
 def test_properties_are_found_as_a_broker_reads_them(raws: list[str]) -> None:
-    found = text.PropertySegments(texts([raw.encode() for raw in raws]))
+    property_segments = text.PropertySegments(texts([raw.encode() for raw in raws]))
     for name in ("KEYS", "TAGS", "UNIQ_KEY", "K", "a"):
-        row, values = found.find(name)
-        expected = [(at, known[name].encode()) for at, raw in enumerate(raws)
-                    if name in (known := properties.parse(raw))]
+        row, values = property_segments.find(name)
+        expected = [(at, parsed_properties[name].encode()) for at, raw in enumerate(raws)
+                    if name in (parsed_properties := properties.parse(raw))]
         assert list(zip(row.tolist(), values.tolist(), strict=True)) == expected
 
 
@@ -40,8 +40,8 @@ def test_hashes(words: list[str]) -> None:
     assert hashed.tolist() == [string_hash(word) for word in words]
     assert units.tolist() == [len(word.encode("utf-16-be")) // 2 for word in words]
     sharp = np.full(len(words), string_hash("topic#"), np.int64)
-    found = text.index_hash(sharp, hashed, units)
-    assert found.tolist() == [index_file.key_hash("topic", word) for word in words]
+    index_hash = text.index_hash(sharp, hashed, units)
+    assert index_hash.tolist() == [index_file.key_hash("topic", word) for word in words]
 
 
 def test_a_hash_of_min_value_becomes_zero() -> None:
@@ -75,8 +75,8 @@ def laid_out(words: list[str], between: str = " x ") -> tuple[np.ndarray, np.nda
 @settings(max_examples=examples(200))
 @given(st.lists(st.text(alphabet=ALPHABET, max_size=70), max_size=10))
 def test_hashes_of_texts_where_they_lie(words: list[str]) -> None:
-    found, units = text.hashes(*laid_out(words))
-    assert found.tolist() == [string_hash(word) for word in words]
+    out, units = text.hashes(*laid_out(words))
+    assert out.tolist() == [string_hash(word) for word in words]
     assert units.tolist() == [len(word.encode("utf-16-be")) // 2 for word in words]
 
 
@@ -87,21 +87,21 @@ TOPICS = st.sampled_from(["a", "b", "ab", "Aa", "BB", "AaAa", "BBBB", "AaBB", "Ã
 @settings(max_examples=examples(200))
 @given(st.lists(st.lists(TOPICS, max_size=8), max_size=4))
 def test_texts_are_numbered_where_they_lie(batches: list[list[str]]) -> None:
-    known = text.Dictionary()
+    dictionary = text.Dictionary()
     for words in batches:
-        numbers = known.encode(text.Texts(*laid_out(words)))
-        assert [known.texts[number].decode() for number in numbers.tolist()] == words
+        numbers = dictionary.encode(text.Texts(*laid_out(words)))
+        assert [dictionary.texts[number].decode() for number in numbers.tolist()] == words
     words = [word.encode() for words in batches for word in words]
-    assert known.texts == list(dict.fromkeys(words))
+    assert dictionary.texts == list(dict.fromkeys(words))
 
 
 def test_a_dictionary_keeps_its_numbers() -> None:
-    known = text.Dictionary()
-    first = known.encode(texts([b"a", b"b", b"a"]))
-    second = known.encode(texts([b"c", b"b"]))
+    dictionary = text.Dictionary()
+    first = dictionary.encode(texts([b"a", b"b", b"a"]))
+    second = dictionary.encode(texts([b"c", b"b"]))
     assert first.tolist() == [0, 1, 0]
     assert second.tolist() == [2, 1]
-    assert known.texts == [b"a", b"b", b"c"]
+    assert dictionary.texts == [b"a", b"b", b"c"]
 
 
 MANY = st.lists(st.one_of(st.binary(max_size=12),
@@ -122,8 +122,9 @@ def test_packed_texts_are_the_same_texts(some: list[bytes], more: list[bytes]) -
 
 
 def test_too_many_different_texts_are_looked_up_one_by_one() -> None:
-    known = text.Dictionary()
+    dictionary = text.Dictionary()
     words = [str(number).encode() for number in range(6000)]
     for batch in (words[:3000], words[1000:], words[::-7]):
-        assert [known.texts[number] for number in known.encode(texts(batch)).tolist()] == batch
-    assert known.texts == words
+        assert [dictionary.texts[number]
+                for number in dictionary.encode(texts(batch)).tolist()] == batch
+    assert dictionary.texts == words

@@ -166,10 +166,10 @@ def test_what_is_passed_over_comes_once(start: int, steps: int, whole) -> None:
             item.offset, item.column("total_size"), strict=True)]
     assert lost == 1
     assert walk.position == len(data)
-    found = sorted(messages + passed)
-    assert len(set(found)) == len(found)
+    place = sorted(messages + passed)
+    assert len(set(place)) == len(place)
     expected, _ = walked(TolerantWalk(lambda: Worn(data, start, start + 512), 0, len(data)))
-    assert found == sorted(expected)
+    assert place == sorted(expected)
 
 
 def test_an_error_of_who_passes_over_is_no_damage(whole) -> None:

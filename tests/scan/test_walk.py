@@ -22,19 +22,19 @@ BASE = 4096
 
 def cut(data: bytes, base: int, **options: int) -> list[reference.Frame]:
     """The fast walk's frames in the reference's terms: neighbouring non-frames joined."""
-    found: list[reference.Frame] = []
+    frames: list[reference.Frame] = []
     for batch in Walk(BytesSource(data, base), **options):
         sizes = batch.column("total_size")
-        found += [("message", int(at) - base, int(at + size) - base)
-                  for at, size in zip(batch.offset, sizes, strict=True)]
+        frames += [("message", int(at) - base, int(at + size) - base)
+                   for at, size in zip(batch.offset, sizes, strict=True)]
         for span in batch.spans:
             kind = "blank" if span.kind == "blank" else "other"
             start, end = span.offset - base, span.end - base
-            if kind == "other" and found and found[-1][0] == "other" and found[-1][2] == start:
-                found[-1] = "other", found[-1][1], end
+            if kind == "other" and frames and frames[-1][0] == "other" and frames[-1][2] == start:
+                frames[-1] = "other", frames[-1][1], end
             else:
-                found.append((kind, start, end))
-    return found
+                frames.append((kind, start, end))
+    return frames
 
 
 def joined(frames: list[reference.Frame]) -> list[reference.Frame]:
@@ -75,7 +75,7 @@ def as_reference(file: Path) -> list[reference.Frame]:
 
 
 @pytest.mark.parametrize("store", sample(golden_stores(), 20, "walk"),
-                         ids=lambda each: each.id)
+                         ids=lambda golden_store: golden_store.id)
 def test_golden_logs_are_cut_as_the_reference_cuts_them(store, golden) -> None:
     root = golden(store.id)
     for folder in store.commitlog_dirs:
@@ -110,20 +110,20 @@ def test_damaged_logs(data: st.DataObject) -> None:
             raw[at:end] = bytes(end - at) if kind == "zero" else data.draw(
                 st.binary(min_size=end - at, max_size=end - at))
     chunk = data.draw(st.sampled_from([91, 200, 1 << 20]))
-    found = cut(bytes(raw), BASE, chunk=chunk)
-    ends = [0, *(end for _, _, end in found)]
-    assert ends[:-1] == [start for _, start, _ in found]
+    frames = cut(bytes(raw), BASE, chunk=chunk)
+    ends = [0, *(end for _, _, end in frames)]
+    assert ends[:-1] == [start for _, start, _ in frames]
     assert ends[-1] == len(raw)
     expected = reference.walk(bytes(raw), BASE)
     # What lies in that which a damaged record says to be its own may be its body.
-    own = [(start, start + int.from_bytes(raw[start:start + 4])) for kind, start, _ in found
+    own = [(start, start + int.from_bytes(raw[start:start + 4])) for kind, start, _ in frames
            if kind == "other"]
     proven = {frame for frame in expected if frame[0] != "other" and not any(
         start < frame[1] < end for start, end in own)}
-    assert proven <= set(found)
+    assert proven <= set(frames)
     # Where a damaged record still tells its size, the walk goes on right behind it and may
     # find a record there which the reference, searching blindly, does not dare to believe.
-    for kind, start, end in set(found) - proven:
+    for kind, start, end in set(frames) - proven:
         if kind == "message":
             record = reference.record_at(bytes(raw), BASE, start)
             assert record is not None
@@ -143,8 +143,8 @@ def test_a_damaged_record_costs_itself_only(field: str) -> None:
     for bit in range(8 * place.size):
         damaged = bytearray(raw)
         damaged[start + place.offset + bit // 8] ^= 1 << bit % 8
-        found = cut(bytes(damaged), BASE)
-        assert found == [frames[0], ("other", start, end), *frames[2:]], (field, bit)
+        result = cut(bytes(damaged), BASE)
+        assert result == [frames[0], ("other", start, end), *frames[2:]], (field, bit)
 
 
 def test_a_copy_of_a_record_inside_a_damaged_body_is_no_record() -> None:
@@ -175,15 +175,15 @@ def test_ranges_join_to_the_whole(golden) -> None:
         whole = cut(bytes(raw), base)
         for parts in (2, 7, 64):
             cuts = sorted({0, *(seed.randrange(len(raw)) for _ in range(parts - 1)), len(raw)})
-            found: list[int] = []
+            numbers: list[int] = []
             position = 0
             for start, end in pairwise(cuts):
                 walk = Walk(BytesSource(bytes(raw), base), start, end, resync=start > 0)
                 if walk.first != position:
                     walk = Walk(BytesSource(bytes(raw), base), position, max(end, position))
-                found += [int(at) - base for batch in walk for at in batch.offset]
+                numbers += [int(at) - base for batch in walk for at in batch.offset]
                 position = walk.position
-            assert found == [start for kind, start, _ in whole if kind == "message"]
+            assert numbers == [start for kind, start, _ in whole if kind == "message"]
 
 
 def test_columns_equal_the_construct_reader(golden) -> None:
@@ -247,6 +247,6 @@ def test_a_zeroed_stretch_is_searched_at_once() -> None:
     data = message(BASE, b"x") + bytes(far)
     data += message(BASE + len(data), b"y" * 40) + bytes(100)
     start = time.perf_counter()
-    found = cut(data, BASE)
-    assert [kind for kind, _, _ in found] == ["message", "other", "message", "other"]
+    frames = cut(data, BASE)
+    assert [kind for kind, _, _ in frames] == ["message", "other", "message", "other"]
     assert time.perf_counter() - start < 2

@@ -54,20 +54,20 @@ def test_the_same_frames_come_in_fewer_batches(seed: int, chunk: int) -> None:
     def frames(*, whole: bool) -> tuple[list, list, int]:
         walk, rows, spans, batches = Walk(source, chunk=chunk, whole=whole), [], [], 0
         for batch in walk:
-            found = columns(batch)
+            array = columns(batch)
             # Places in the buffer differ with what a buffer begins with.
-            found[:, 1 + COLUMNS.index("body_start")] -= batch.start
-            rows += found.tolist()
+            array[:, 1 + COLUMNS.index("body_start")] -= batch.start
+            rows += array.tolist()
             spans += batch.spans
             batches += 1
         assert walk.position == source.size
         return rows, spans, batches
 
-    single, one = frames(whole=False), frames(whole=True)
-    assert one[:2] == single[:2]
-    assert one[2] <= single[2]
+    single, in_one_batch = frames(whole=False), frames(whole=True)
+    assert in_one_batch[:2] == single[:2]
+    assert in_one_batch[2] <= single[2]
     if chunk > source.size:
-        assert one[2] == 1 < single[2]
+        assert in_one_batch[2] == 1 < single[2]
 
 
 @pytest.mark.parametrize("chunk", [300, 1 << 20])
@@ -81,6 +81,6 @@ def test_some_rows_of_a_whole_batch_keep_their_columns(chunk: int) -> None:
 @pytest.mark.parametrize("damages", [100, 400])
 def test_damage_is_judged_from_what_the_walk_has_read(damages: int) -> None:
     source = Counting(damaged(3, 1000, damages), BASE)
-    found = [span for batch in Walk(source, whole=True) for span in batch.spans]
-    assert len(found) > damages // 8
+    spans = [span for batch in Walk(source, whole=True) for span in batch.spans]
+    assert len(spans) > damages // 8
     assert (source.calls, source.read_bytes) == (1, source.size)

@@ -85,8 +85,8 @@ def serving(*roots: Path, settings: ServeSettings | None = None, limits: Limits 
                                  settings or ServeSettings(), lambda **event: events.append(event))
     for broker in brokers:
         broker.failed = lambda _name, error: failures.append(error)
-        for each in then:
-            each(broker)
+        for store in then:
+            store(broker)
     server = Server(brokers, limits or Limits(), save)
     if grpc:
         from rmqctl.ext.serve.grpc.server import Proxy
@@ -100,7 +100,7 @@ def serving(*roots: Path, settings: ServeSettings | None = None, limits: Limits 
     def run() -> None:
         try:
             loop.run_until_complete(server.run(
-                [each for _, each in bound], ready.set, stop))
+                [item for _, item in bound], ready.set, stop))
         except BaseException as error:  # noqa: BLE001 - said in the test's own thread
             problems.append(error)
         finally:

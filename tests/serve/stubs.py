@@ -61,7 +61,7 @@ class Stub:
         """(code, messages)."""
         answers = list(self.receiving(**wish))
         assert answers[0].HasField("status")
-        return answers[0].status.code, [each.message for each in answers if each.HasField(
+        return answers[0].status.code, [answer.message for answer in answers if answer.HasField(
             "message")]
 
     def got(self, **wish: Any) -> list[Any]:
@@ -71,8 +71,8 @@ class Stub:
 
     def ack(self, *messages: Any) -> int:
         return self.code("AckMessage", topic=self.topic, group=self.group, entries=[
-            {"message_id": each.system_properties.message_id,
-             "receipt_handle": each.system_properties.receipt_handle} for each in messages])
+            {"message_id": message.system_properties.message_id,
+             "receipt_handle": message.system_properties.receipt_handle} for message in messages])
 
     def hide(self, message: Any, seconds: float) -> Any:
         """The message with its new handle."""

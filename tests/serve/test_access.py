@@ -51,13 +51,13 @@ def test_only_who_signs_is_answered(golden: GoldenFolder) -> None:
 def test_what_is_changed_on_the_way_is_refused(golden: GoldenFolder) -> None:
     store = golden("5.3.3/basic") / "store"
     ext = {"topic": "a", "queueId": "0", "AccessKey": KEYS[0]}
-    made = signature(ext, b"", KEYS[1]).decode()
+    text = signature(ext, b"", KEYS[1]).decode()
     with serving(store, settings=ServeSettings(access=Access(dict([KEYS])))) as served, (
             served.client()) as client:
         answers = [client.ask("GET_MAX_OFFSET", body, **{**ext, "Signature": given, **other}).code
                    for body, given, other in (
-                       (b"", made, {}), (b"x", made, {}), (b"", made, {"queueId": "1"}),
-                       (b"", made, {"more": "1"}), (b"", made[:-1], {}), (b"", "é", {}))]
+                       (b"", text, {}), (b"x", text, {}), (b"", text, {"queueId": "1"}),
+                       (b"", text, {"more": "1"}), (b"", text[:-1], {}), (b"", "é", {}))]
     assert answers == [0, 1, 1, 1, 1, 1]
 
 
@@ -68,12 +68,12 @@ def test_clients_sign_what_their_version_signs(golden: GoldenFolder) -> None:
     with serving(store, settings=ServeSettings(access=Access(dict([KEYS])))) as served, (
             served.client()) as client:
         remarks = {}
-        for said in (399, 400):
+        for number in (399, 400):
             for signed in (399, 400):
-                made = signature(ext, b"", KEYS[1], signed).decode()
+                text = signature(ext, b"", KEYS[1], signed).decode()
                 client.socket.sendall(write_command(Command(
-                    CODE_OF["QUERY_MESSAGE"], 1, 0, {**ext, "Signature": made}, version=said)))
-                remarks[said, signed] = "signature" in client.receive().remark
+                    CODE_OF["QUERY_MESSAGE"], 1, 0, {**ext, "Signature": text}, version=number)))
+                remarks[number, signed] = "signature" in client.receive().remark
     assert remarks == {(399, 399): False, (399, 400): True, (400, 399): True, (400, 400): False}
 
 

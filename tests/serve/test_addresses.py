@@ -18,9 +18,9 @@ from tests.serve.running import serving
 def free_port() -> int:
     """One that is free, and so is the second one below it."""
     while True:
-        with closing(socket.socket()) as one, closing(socket.socket()) as other:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
+        with closing(socket.socket()) as connection, closing(socket.socket()) as other:
+            connection.bind(("127.0.0.1", 0))
+            port: int = connection.getsockname()[1]
             try:
                 other.bind(("127.0.0.1", port - 2))
             except OSError:

@@ -84,9 +84,9 @@ def client(served: Running) -> Iterator[Client]:
 
 
 def answer(client: Client, request: str, **ext: object) -> dict[str, Any]:
-    found = client.ask(request, **ext)
-    assert (found.code, found.remark) == (0, None)
-    return dict(found.json())
+    result = client.ask(request, **ext)
+    assert (result.code, result.remark) == (0, None)
+    return dict(result.json())
 
 
 def by_queue(table: dict[str, Any]) -> dict[tuple[str, int], Any]:
@@ -109,14 +109,16 @@ def test_every_request_that_changes_nothing_is_answered():
 
 
 def test_topics_have_the_engines_bounds(client, root, queues):
-    for topic in {each["topic"] for each in queues}:
-        found = by_queue(answer(client, "GET_TOPIC_STATS_INFO", topic=topic)["offsetTable"])
-        for each in queues:
-            if each["topic"] == topic:
-                assert found.pop((topic, each["queueId"])) == {
-                    "minOffset": each["min"], "maxOffset": each["max"],
-                    "lastUpdateTimestamp": store_time(root, each["cq"][-1][1])}
-        assert all(value["maxOffset"] == 0 for value in found.values())  # a fifth write queue
+    for topic in {queue["topic"] for queue in queues}:
+        offsets_by_queue = by_queue(answer(client, "GET_TOPIC_STATS_INFO",
+                                           topic=topic)["offsetTable"])
+        for queue in queues:
+            if queue["topic"] == topic:
+                assert offsets_by_queue.pop((topic, queue["queueId"])) == {
+                    "minOffset": queue["min"], "maxOffset": queue["max"],
+                    "lastUpdateTimestamp": store_time(root, queue["cq"][-1][1])}
+        assert all(value["maxOffset"] == 0
+                   for value in offsets_by_queue.values())  # a fifth write queue
     assert client.ask("GET_TOPIC_STATS_INFO", topic="none").code == 17
 
 
@@ -127,26 +129,28 @@ def test_progress_is_that_of_rmqctl_offsets(client, root):
     totals = {group: lag.totals[group] for group in (GROUP, BEHIND)}
     assert totals == {GROUP: 27, BEHIND: 185}  # a position ahead of its queue counts, too
     for group in (GROUP, BEHIND):
-        found = by_queue(answer(client, "GET_CONSUME_STATS", consumerGroup=group)["offsetTable"])
-        assert found == {(row["topic"], row["queue_id"]): {
+        offsets_by_queue = by_queue(answer(client, "GET_CONSUME_STATS",
+                                           consumerGroup=group)["offsetTable"])
+        assert offsets_by_queue == {(row["topic"], row["queue_id"]): {
             "brokerOffset": row["max_offset"], "consumerOffset": row["consumer_offset"],
             "lastTimestamp": row["last_store_timestamp"] or 0,
             "pullOffset": row["consumer_offset"]} for row in rows if row["group"] == group}
-    one = answer(client, "GET_CONSUME_STATS", consumerGroup=GROUP, topic=OTHER)["offsetTable"]
-    assert {topic for topic, _ in by_queue(one)} == {OTHER}
+    offset_table = answer(client, "GET_CONSUME_STATS", consumerGroup=GROUP,
+                          topic=OTHER)["offsetTable"]
+    assert {topic for topic, _ in by_queue(offset_table)} == {OTHER}
     assert answer(client, "GET_CONSUME_STATS", consumerGroup="none") == {
         "consumeTps": 0.0, "offsetTable": {}}
     everybody = answer(client, "GET_BROKER_CONSUME_STATS", isOrder=False)
     assert everybody["totalDiff"] == sum(totals.values())
-    assert [list(each) for each in everybody["consumeStatsList"]] == [[GROUP], [BEHIND]]
+    assert [list(statistics) for statistics in everybody["consumeStatsList"]] == [[GROUP], [BEHIND]]
     ordered = answer(client, "GET_BROKER_CONSUME_STATS", isOrder=True)["consumeStatsList"]
-    assert [list(each) for each in ordered] == [[GROUP]]
+    assert [list(statistics) for statistics in ordered] == [[GROUP]]
 
 
 def test_topics_a_group_does_not_subscribe_any_more_are_left_out(client):
     join(client, "one", OTHER, group=GROUP)
-    found = answer(client, "GET_CONSUME_STATS", consumerGroup=GROUP)["offsetTable"]
-    assert {topic for topic, _ in by_queue(found)} == {OTHER}
+    offset_table = answer(client, "GET_CONSUME_STATS", consumerGroup=GROUP)["offsetTable"]
+    assert {topic for topic, _ in by_queue(offset_table)} == {OTHER}
 
 
 def test_who_consumes_what(client):
@@ -156,26 +160,26 @@ def test_who_consumes_what(client):
         client, "QUERY_SUBSCRIPTION_BY_CONSUMER", group="new", topic=OTHER)
     join(client, "one", OTHER, group="new", tags="a || b", version=9)
     assert answer(client, "QUERY_TOPIC_CONSUME_BY_WHO", topic=OTHER)["groupList"] == [GROUP, "new"]
-    found = answer(client, "QUERY_SUBSCRIPTION_BY_CONSUMER", group="new", topic=OTHER)
-    subscribed = found["subscriptionData"]
+    document = answer(client, "QUERY_SUBSCRIPTION_BY_CONSUMER", group="new", topic=OTHER)
+    subscribed = document["subscriptionData"]
     assert (subscribed["tagsSet"], subscribed["codeSet"], subscribed["subVersion"]) == (
         ["a", "b"], [97, 98], 9)
     members = answer(client, "GET_CONSUMER_CONNECTION_LIST", consumerGroup="new")
-    assert [each["clientId"] for each in members["connectionSet"]] == ["one"]
+    assert [connection["clientId"] for connection in members["connectionSet"]] == ["one"]
     assert members["subscriptionTable"] == {OTHER: subscribed}
     assert members["consumeFromWhere"] == "CONSUME_FROM_FIRST_OFFSET"
     assert client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup=GROUP).code == 206
     assert client.ask("GET_PRODUCER_CONNECTION_LIST", producerGroup="PG").code == 1
     client.ask("HEART_BEAT", {"clientID": "p", "producerDataSet": [{"groupName": "PG"}]})
-    found = answer(client, "GET_PRODUCER_CONNECTION_LIST", producerGroup="PG")
-    assert [each["clientId"] for each in found["connectionSet"]] == ["p"]
+    document = answer(client, "GET_PRODUCER_CONNECTION_LIST", producerGroup="PG")
+    assert [connection["clientId"] for connection in document["connectionSet"]] == ["p"]
 
 
 def test_time_spans(client, root, queues):
     spans = answer(client, "QUERY_CONSUME_TIME_SPAN", topic=TOPIC, group=GROUP)[
         "consumeTimeSpanSet"]
-    places = {each["queueId"]: [row[1] for row in each["cq"]] for each in queues
-              if each["topic"] == TOPIC}
+    places = {queue["queueId"]: [row[1] for row in queue["cq"]] for queue in queues
+              if queue["topic"] == TOPIC}
     for span, (queue_id, consumed) in zip(spans, {0: 99, 1: 66, 2: 0, 3: 12}.items(), strict=True):
         rows = places[queue_id]
         assert span["messageQueue"] == {
@@ -238,32 +242,33 @@ def test_runtime_figures_have_what_tools_read_without_asking(client, root):
     longs = {name: int(table[name]) for name in LONGS}
     assert all(float(table[name]) >= 0 for name in DOUBLES)
     for name in ("putTps", "getTransferedTps", "getTransferredTps"):
-        assert len([float(each) for each in table[name].split(" ")]) == 3
+        assert len([float(part) for part in table[name].split(" ")]) == 3
     assert longs["msgGetTotalTodayNow"] == records_of
     got = answer(client, "VIEW_BROKER_STATS_DATA", statsName="GROUP_GET_NUMS",
                  statsKey=f"{TOPIC}@rmqctl")
-    assert {each["sum"] for each in got.values()} == {records_of}
+    assert {message["sum"] for message in got.values()} == {records_of}
     assert longs["earliestMessageTimeStamp"] == store_time(root, 0)
     assert (table["commitLogMinOffset"], table["commitLogMaxOffset"]) == ("0", "326126")
     assert table["scheduleMessageOffset_3"] == "17,0"
     assert (table["brokerActive"], table["brokerVersionDesc"]) == ("true", "V4_9_3")
-    found = client.ask("GET_BROKER_CONFIG")
-    values = dict(line.split("=", 1) for line in found.body.decode().splitlines())
+    response = client.ask("GET_BROKER_CONFIG")
+    values = dict(line.split("=", 1) for line in response.body.decode().splitlines())
     assert values["brokerName"] == "broker-a"
     assert values["brokerPermission"] == "4"
-    assert found.ext["version"]
+    assert response.ext["version"]
     assert b"listenPort=" in client.ask("GET_NAMESRV_CONFIG").body
     refused = client.ask("VIEW_BROKER_STATS_DATA", statsName="TOPIC_PUT_NUMS", statsKey=TOPIC)
     assert (refused.code, refused.remark) == (1, f"The stats <TOPIC_PUT_NUMS> <{TOPIC}> not exist")
 
 
 def test_rows_of_a_queue_are_the_engines(client, queues):
-    for each in queues[::5]:
-        found = answer(client, "QUERY_CONSUME_QUEUE", topic=each["topic"],
-                       queueId=each["queueId"], index=each["min"] + 2, count=3)
-        assert (found["minQueueIndex"], found["maxQueueIndex"]) == (each["min"], each["max"])
+    for queue in queues[::5]:
+        document = answer(client, "QUERY_CONSUME_QUEUE", topic=queue["topic"],
+                          queueId=queue["queueId"], index=queue["min"] + 2, count=3)
+        assert (document["minQueueIndex"], document["maxQueueIndex"]) == (queue["min"],
+                                                                          queue["max"])
         assert [[row["physicOffset"], row["physicSize"], row["tagsCode"]]
-                for row in found["queueData"]] == [row[1:] for row in each["cq"][2:5]]
+                for row in document["queueData"]] == [row[1:] for row in queue["cq"][2:5]]
     group = answer(client, "QUERY_CONSUME_QUEUE", topic=TOPIC, queueId=0, index=0, count=1,
                    consumerGroup="none")
     assert group["filterData"] == f"none@{TOPIC} is not online!"
@@ -315,9 +320,10 @@ def test_a_topic_that_may_not_be_read(root):
 
 
 def stands(client: Client, group: str, topic: str = TOPIC) -> list[int]:
-    found = by_queue(answer(client, "GET_CONSUME_STATS", consumerGroup=group, topic=topic)[
-        "offsetTable"])
-    return [found[topic, queue_id]["consumerOffset"] for queue_id in range(4)]
+    offsets_by_queue = by_queue(answer(client, "GET_CONSUME_STATS", consumerGroup=group,
+                                       topic=topic)[
+                                           "offsetTable"])
+    return [offsets_by_queue[topic, queue_id]["consumerOffset"] for queue_id in range(4)]
 
 
 def test_a_reset_moves_a_group_and_tells_its_members(served, client, root, queues):
@@ -328,23 +334,23 @@ def test_a_reset_moves_a_group_and_tells_its_members(served, client, root, queue
         join(other, "c++", TOPIC, group=GROUP)
         served.do(lambda: setattr(
             served.brokers[0].groups.consumers[GROUP].member("c++"), "language", "CPP"))
-        half = store_time(root, next(each["cq"][50][1] for each in queues
-                                     if each["topic"] == TOPIC and each["queueId"] == 0))
-        wanted = [each["offsetByTime"] for each in queues if each["topic"] == TOPIC]
+        half = store_time(root, next(queue["cq"][50][1] for queue in queues
+                                     if queue["topic"] == TOPIC and queue["queueId"] == 0))
+        wanted = [queue["offsetByTime"] for queue in queues if queue["topic"] == TOPIC]
         assert wanted
-        found = client.ask("INVOKE_BROKER_TO_RESET_OFFSET", topic=TOPIC, group=GROUP,
-                           timestamp=half, isForce=True)
-        table = by_queue(found.json()["offsetTable"])
+        result = client.ask("INVOKE_BROKER_TO_RESET_OFFSET", topic=TOPIC, group=GROUP,
+                            timestamp=half, isForce=True)
+        table = by_queue(result.json()["offsetTable"])
         assert table[TOPIC, 0] == 50
-        assert stands(client, GROUP) == [table[TOPIC, each] for each in range(4)]
-        while (told := java.receive()).code == 40:
+        assert stands(client, GROUP) == [table[TOPIC, number] for number in range(4)]
+        while (completed := java.receive()).code == 40:
             pass
-        assert (told.code, told.is_one_way, told.ext["group"]) == (220, True, GROUP)
-        assert by_queue(told.json()["offsetTable"]) == table
-        while (told := other.receive()).code == 40:
+        assert (completed.code, completed.is_one_way, completed.ext["group"]) == (220, True, GROUP)
+        assert by_queue(completed.json()["offsetTable"]) == table
+        while (completed := other.receive()).code == 40:
             pass
-        assert {(each["topic"], each["queueId"]): each["offset"]
-                for each in told.json()["offsetTable"]} == table
+        assert {(offset["topic"], offset["queueId"]): offset["offset"]
+                for offset in completed.json()["offsetTable"]} == table
     assert (root / "config" / "consumerOffset.json").read_bytes() == before
 
 
@@ -371,11 +377,12 @@ def test_positions_cloned_and_compared(client):
     assert stands(client, "copy", OTHER) == [0, 0, 0, 0]
     assert client.ask("CLONE_GROUP_OFFSET", srcGroup=GROUP, destGroup="copy").code == 0
     assert stands(client, "copy", OTHER)[:2] == [5, 200]
-    found = answer(client, "QUERY_CORRECTION_OFFSET", topic=TOPIC, compareGroup=BEHIND)
-    assert found["correctionOffsets"] == {"0": 7, "1": 3, "2": 0, "3": 13}
-    found = answer(client, "QUERY_CORRECTION_OFFSET", topic=TOPIC, compareGroup=BEHIND,
-                   filterGroups=BEHIND)
-    assert found["correctionOffsets"] == {"0": (1 << 63) - 1, "1": (1 << 63) - 1, "2": 0, "3": 13}
+    document = answer(client, "QUERY_CORRECTION_OFFSET", topic=TOPIC, compareGroup=BEHIND)
+    assert document["correctionOffsets"] == {"0": 7, "1": 3, "2": 0, "3": 13}
+    document = answer(client, "QUERY_CORRECTION_OFFSET", topic=TOPIC, compareGroup=BEHIND,
+                      filterGroups=BEHIND)
+    assert document["correctionOffsets"] == {"0": (1 << 63) - 1, "1": (1 << 63) - 1, "2": 0,
+                                             "3": 13}
 
 
 def test_a_client_is_asked_through_the_broker(served, client, queues):
@@ -451,10 +458,11 @@ def test_queues_are_shared_out(served, client):
     def mine(name: str, **more: object) -> list[int]:
         body = {"topic": TOPIC, "consumerGroup": GROUP, "clientId": name, "strategyName": "AVG",
                 "messageModel": "CLUSTERING", **more}
-        found = client.ask("QUERY_ASSIGNMENT", body)
-        assert found.code == 0
-        return [each["messageQueue"]["queueId"] for each in found.json()["messageQueueAssignments"]
-                if each["mode"] == "PULL"]
+        result = client.ask("QUERY_ASSIGNMENT", body)
+        assert result.code == 0
+        return [assignment["messageQueue"]["queueId"]
+                for assignment in result.json()["messageQueueAssignments"]
+                if assignment["mode"] == "PULL"]
 
     # Who is not known here yet is told nothing, and keeps what it has.
     assert client.ask("QUERY_ASSIGNMENT", {"topic": TOPIC, "consumerGroup": GROUP}).json() == {}
@@ -488,9 +496,9 @@ def test_shares_are_those_that_clients_work_out(queue_count, client_count, strat
 
 def test_producers_slaves_and_cold_reads(client: Client) -> None:
     client.ask("HEART_BEAT", {"clientID": "one", "producerDataSet": [{"groupName": "PG"}]})
-    (told,) = client.ask("GET_ALL_PRODUCER_INFO").json()["data"]["PG"]
-    assert (told["clientId"], told["remoteIP"].startswith("127.0.0.1:")) == ("one", True)
-    assert abs(told["lastUpdateTimestamp"] / 1000 - time.time()) < 60
+    (producer,) = client.ask("GET_ALL_PRODUCER_INFO").json()["data"]["PG"]
+    assert (producer["clientId"], producer["remoteIP"].startswith("127.0.0.1:")) == ("one", True)
+    assert abs(producer["lastUpdateTimestamp"] / 1000 - time.time()) < 60
     slaves = client.ask("GET_BROKER_HA_STATUS").json()
     figures = client.ask("GET_BROKER_RUNTIME_INFO").json()["table"]
     assert (slaves["master"], slaves["inSyncSlaveNums"], slaves["haConnectionInfo"]) == (

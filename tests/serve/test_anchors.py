@@ -20,7 +20,7 @@ from tests.support.layouts import layout_set
 GROUP = ("g", "orders")
 
 
-def made(root: Path, word: str, count: int = 40) -> Path:
+def built_store(root: Path, word: str, count: int = 40) -> Path:
     writer = Writer(Layout(log_file_size=4096, queue_file_units=100, index_slots=100,
                            index_entries=400))
     for number in range(count):
@@ -34,7 +34,7 @@ def committed(file: Path, stores: Sequence[tuple[str, Path]], warnings: Sequence
     names = [f"{name} {root}" for name, root in stores]
     opened = [Store.open(str(root)) for _, root in stores]
     positions = PositionsFile(str(file))
-    found = positions.load(names, [store.log for store in opened])
+    positions_read = positions.load(names, [store.log for store in opened])
     assert len(positions.warnings) == len(warnings), positions.warnings
     for text, words in zip(positions.warnings, warnings, strict=True):
         assert words in text
@@ -42,11 +42,12 @@ def committed(file: Path, stores: Sequence[tuple[str, Path]], warnings: Sequence
                     for number, name in enumerate(names)})
     for store in opened:
         store.close()
-    return [found[name].get(GROUP, {}).get(0) for name in names]
+    return [positions_read[name].get(GROUP, {}).get(0) for name in names]
 
 
 def test_another_order_and_another_folder(tmp_path: Path) -> None:
-    file, a, b = tmp_path / "o.json", made(tmp_path / "a", "one"), made(tmp_path / "b", "two")
+    file, a, b = tmp_path / "o.json", built_store(tmp_path / "a",
+                                                  "one"), built_store(tmp_path / "b", "two")
     assert committed(file, [("broker-a", a), ("broker-b", b)]) == [None, None]
     assert committed(file, [("broker-a", b), ("broker-b", a)]) == [20, 10]
     moved = tmp_path / "moved"
@@ -57,20 +58,20 @@ def test_another_order_and_another_folder(tmp_path: Path) -> None:
 
 
 def test_another_store_at_the_same_place_begins_anew(tmp_path: Path) -> None:
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     committed(file, [("broker-a", root)])
     shutil.rmtree(root)
-    made(root, "two")
+    built_store(root, "two")
     assert committed(file, [("broker-a", root)], ["starts without"]) == [None]
     # The store that was there before still has its own.
     shutil.rmtree(root)
-    made(root, "one")
+    built_store(root, "one")
     assert committed(file, [("broker-a", root)]) == [10]
 
 
 @pytest.mark.parametrize("gone", [0, -1], ids=["first", "last"])
 def test_a_log_that_lost_a_file(gone: int, tmp_path: Path) -> None:
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     committed(file, [("broker-a", root)])
     sorted((root / "commitlog").iterdir())[gone].unlink()
     moved = root.rename(tmp_path / "moved")
@@ -86,7 +87,7 @@ def test_a_dledger_log_that_lost_its_first_file(tmp_path: Path) -> None:
 
 
 def test_a_copy_does_not_take_the_place_of_its_original(tmp_path: Path) -> None:
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     committed(file, [("broker-a", root)])
     shutil.copytree(root, tmp_path / "copy")
     both = [("broker-b", tmp_path / "copy"), ("broker-a", root)]
@@ -104,7 +105,7 @@ def test_a_copy_does_not_take_the_place_of_its_original(tmp_path: Path) -> None:
 
 
 def test_two_copies_of_a_store_that_the_file_knows_by_another_place(tmp_path: Path) -> None:
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     committed(file, [("broker-a", root)])
     shutil.copytree(root, tmp_path / "x")
     root.rename(tmp_path / "y")
@@ -114,16 +115,16 @@ def test_two_copies_of_a_store_that_the_file_knows_by_another_place(tmp_path: Pa
 
 
 def test_a_store_that_grew_and_lost_its_oldest_files(tmp_path: Path) -> None:
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one", 20)
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one", 20)
     committed(file, [("broker-a", root)])
     shutil.rmtree(root)
-    grown = made(tmp_path / "moved", "one", 40)
+    grown = built_store(tmp_path / "moved", "one", 40)
     next(iter(sorted((grown / "commitlog").iterdir()))).unlink()
     assert committed(file, [("broker-a", grown)]) == [10]
 
 
 def test_a_log_of_which_nothing_is_left_that_the_file_knows(tmp_path: Path) -> None:
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     committed(file, [("broker-a", root)])
     for path in sorted((root / "commitlog").iterdir()):
         path.rename(path.with_name(f"{int(path.name) + (1 << 20):020}"))
@@ -150,7 +151,7 @@ def test_an_empty_store_is_known_once_it_has_messages(tmp_path: Path) -> None:
 
 def test_entries_of_older_versions(tmp_path: Path) -> None:
     """They name the store by its path alone."""
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     table = {"offsetTable": {"orders@g": {"0": 7}}}
     file.write_text(json.dumps({f"broker-a {root}": table}))
     assert committed(file, [("broker-a", root)]) == [7]
@@ -162,7 +163,7 @@ def test_entries_of_older_versions(tmp_path: Path) -> None:
 
 
 def test_entries_of_others(tmp_path: Path) -> None:
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     table = {"offsetTable": {"orders@g": {"0": 7}}}
     file.write_text(json.dumps({
         "x": {**table, "records": [[-1, 100, "0"], [0, 1 << 40, "0"], "a", [0, 5], None]},
@@ -178,7 +179,7 @@ def test_entries_of_others(tmp_path: Path) -> None:
 
 def test_only_the_first_records_of_an_entry_are_looked_at(tmp_path: Path) -> None:
     """A file may name any number of them, each of which would be read."""
-    file, root = tmp_path / "o.json", made(tmp_path / "a", "one")
+    file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     committed(file, [("broker-a", root)])
     (entry,) = json.loads(file.read_text()).values()
     entry["records"] = [[0, 1 << 20, "no"]] * 1000 + entry["records"]

@@ -34,8 +34,8 @@ def served(root: Path) -> Iterator[Running]:
 
 
 def table(root: Path, file: str, name: str) -> dict[str, dict[str, object]]:
-    found: dict[str, dict[str, object]] = json.loads((root / "config" / file).read_text())[name]
-    return found
+    content: dict[str, dict[str, object]] = json.loads((root / "config" / file).read_text())[name]
+    return content
 
 
 def test_groups_that_come_stand_in_the_configuration_as_a_broker_writes_them(

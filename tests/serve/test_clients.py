@@ -134,10 +134,10 @@ def as_cpp(wanted: dict[int, list[tuple[int, str]]]) -> dict[int, list[tuple[int
 
 
 def by_queue(messages: list[Message]) -> dict[int, list[tuple[int, str]]]:
-    found: dict[int, list[tuple[int, str]]] = defaultdict(list)
+    messages_by_queue: dict[int, list[tuple[int, str]]] = defaultdict(list)
     for message in messages:
-        found[message["queue_id"]].append((message["queue_offset"], message["body"]))
-    return dict(found)
+        messages_by_queue[message["queue_id"]].append((message["queue_offset"], message["body"]))
+    return dict(messages_by_queue)
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def store(golden: GoldenFolder) -> Path:
 def subject(store: Path) -> tuple[str, dict[int, list[tuple[int, str]]]]:
     """A topic, and what lies in each of its queues; bodies as clients see them."""
     wanted = expected(store)
-    topic = max(wanted, key=lambda each: len(wanted[each]))[0]
+    topic = max(wanted, key=lambda key: len(wanted[key]))[0]
     return topic, {
         queue_id: [(record.queue_offset, plain_body(record.sys_flag, record.body)[0].hex())
                    for record in map(decode, messages)]
@@ -176,8 +176,8 @@ def test_push_consumers_get_every_message_once_and_go_on_where_they_stood(
         client = start(command, served, topic, "push", "PUSH")
         wait_until(lambda: len(client.messages) >= count)
         client.stop()
-        found = by_queue(client.messages)
-        assert {queue: sorted(messages) for queue, messages in found.items()} == (
+        offsets_by_queue = by_queue(client.messages)
+        assert {queue: sorted(messages) for queue, messages in offsets_by_queue.items()} == (
             as_cpp(wanted) if kind == "cpp" else wanted)
         again = start(command, served, topic, "push", "PUSH")
         wait_until(lambda: "PUSH" in served.brokers[0].groups.consumers)
@@ -248,8 +248,8 @@ def test_producers_are_refused(kind: str, start: Start, store: Path, subject: An
     with serving(store) as served:
         client = start(request.getfixturevalue(kind), served, subject[0], "send", "PRODUCER")
         client.process.wait(30)
-        (said,) = client.messages
-        assert "refused" in said
+        (message,) = client.messages
+        assert "refused" in message
 
 
 @pytest.mark.parametrize("kind", ["cpp", "ons"])
@@ -265,11 +265,11 @@ def test_clients_sign_what_they_ask(kind: str, start: Start, tmp_path: Path,
 
     settings = ServeSettings(writable=True, access=Access({"user": "secret"}))
     with serving(tmp_path / "store", settings=settings, then=[topic]) as served:
-        for secret, found in (("secret", "sent"), ("another", "refused")):
+        for secret, names in (("secret", "sent"), ("another", "refused")):
             producer = start(command, served, "TopicTest", "send", "PRODUCER", ACCESS_KEY="user",
                              SECRET_KEY=secret)
             producer.process.wait(30)
-            assert found in producer.messages[0], producer.messages
+            assert names in producer.messages[0], producer.messages
         client = start(command, served, "TopicTest", "push", "GROUP", ACCESS_KEY="user",
                        SECRET_KEY="secret")
         wait_until(lambda: len(client.messages) >= 1)

@@ -90,12 +90,12 @@ HOGS = [(1, 0.001), (100, 0.001), (100, 0.03), (800, 0.004)]
 
 def hogs(loop: Loop, turns: Turns, many: int, seconds: float, host: str = "h") -> list[Asking]:
     """So many that have asked, and had their first turn."""
-    made = [Asking(loop, 10_000, seconds, host) for _ in range(many)]
-    for each in made:
-        turns.come(each)
-    while any(each.turn is None for each in made):
+    askings = [Asking(loop, 10_000, seconds, host) for _ in range(many)]
+    for asking in askings:
+        turns.come(asking)
+    while any(asking.turn is None for asking in askings):
         loop.goes_on()
-    return made
+    return askings
 
 
 @pytest.mark.parametrize(("many", "seconds"), HOGS)
@@ -110,7 +110,7 @@ def test_who_asks_for_little_is_answered_within_two_rounds(many: int, seconds: f
     for _ in range(50):
         assert honest.asks(turns) < 2 * longest
         loop.goes_on()
-    assert all(each.requests for each in there)
+    assert all(client.requests for client in there)
 
 
 @pytest.mark.parametrize(("many", "seconds"), HOGS)
@@ -140,20 +140,20 @@ def test_nobody_waits_for_ever() -> None:
     loop = Loop()
     turns = loop.turns()
     heavy = [Asking(loop, 20, 0.004) for _ in range(10)]
-    for each in heavy:
-        turns.come(each)
+    for asking in heavy:
+        turns.come(asking)
     first = Asking(loop, 1, 0.001)
     turns.come(first)
-    known = [Asking(loop, 1, 0.001) for _ in range(40)]
-    while any(each.requests for each in heavy):  # others come all the time, and are too many
-        for each in [*known, *(Asking(loop, 1, 0.001) for _ in range(40))]:
-            if not each.waits:
-                each.requests = 1
-                turns.come(each)
+    askings = [Asking(loop, 1, 0.001) for _ in range(40)]
+    while any(item.requests for item in heavy):  # others come all the time, and are too many
+        for asking in [*askings, *(Asking(loop, 1, 0.001) for _ in range(40))]:
+            if not asking.waits:
+                asking.requests = 1
+                turns.come(asking)
         loop.goes_on()
         assert loop.now < 2000
     assert first.answered
-    assert not any(each.waits for each in heavy)
+    assert not any(asking.waits for asking in heavy)
 
 
 @pytest.mark.parametrize("many", [1, 30, 1000])
@@ -162,10 +162,10 @@ def test_an_address_with_many_connections_has_no_more_time_than_another(many: in
     turns = loop.turns()
     there = hogs(loop, turns, many, 0.001, "many")
     other = hogs(loop, turns, 1, 0.001, "one")[0]
-    before = 10_000 * many - sum(each.requests for each in there), other.requests
+    before = 10_000 * many - sum(client.requests for client in there), other.requests
     for _ in range(400):
         loop.goes_on()
-    done = 10_000 * many - sum(each.requests for each in there) - before[0]
+    done = 10_000 * many - sum(client.requests for client in there) - before[0]
     assert 0.8 < (before[1] - other.requests) / done < 1.25
 
 
@@ -197,25 +197,26 @@ def test_of_large_frames_little_is_received_between_two_looks_at_requests() -> N
     soon: deque[Callable[[], None]] = deque()
     intake = Intake(soon.append)
     large = [Receiving(15 << 20) for _ in range(900)]
-    for each in large:  # the first of each comes before anybody knows
-        each.reads(intake, 64 << 10)
+    for receiver in large:  # the first of each comes before anybody knows
+        receiver.reads(intake, 64 << 10)
     small = Receiving(4 << 20)
     small.reads(intake)
     rounds = 0
     while small.missing:
         soon.popleft()()
-        there = [each for each in (*large, small) if not each.waits and each.missing]
-        for each in there:
-            each.reads(intake)
+        there = [receiving for receiving in (*large, small) if not receiving.waits
+                 and receiving.missing]
+        for receiver in there:
+            receiver.reads(intake)
         rounds += 1
         if rounds > 2:
-            assert sum(not each.waits for each in large) <= 8
+            assert sum(not receiving.waits for receiving in large) <= 8
     assert rounds < 100  # who needs less is not kept waiting by all who need more
-    while any(each.missing for each in large):
+    while any(receiving.missing for receiving in large):
         soon.popleft()()
-        for each in large:
-            if not each.waits and each.missing:
-                each.reads(intake, 8 << 20)
+        for receiver in large:
+            if not receiver.waits and receiver.missing:
+                receiver.reads(intake, 8 << 20)
 
 
 @dataclass(eq=False)
@@ -252,18 +253,19 @@ def test_who_has_the_most_connections_gives_a_place() -> None:
     places = AddressConnections(10)
 
     def came(host: str, since: float | None) -> tuple[Held, bool]:
-        one = Held(host, since, places=places)
-        return one, places.take(one, now)
+        held = Held(host, since, places=places)
+        return held, places.take(held, now)
 
     idle = [came("many", since)[0] for since in (now - 6, 0.0, now - 9, None, now, None, now)]
     few = [came("few", 0.0)[0] for _ in range(3)]
     assert all(came("new", now)[1] for _ in range(3))  # by now `new` and `few` have as many as it
-    assert [each.ended for each in idle] == [True, True, True, False, False, False, False]
-    assert not any(each.ended for each in few)
+    assert [connection.ended
+            for connection in idle] == [True, True, True, False, False, False, False]
+    assert not any(connection.ended for connection in few)
     assert not came("many", now)[1]  # all of its own are in use, and the others have fewer
-    assert not any(each.ended for each in few)
+    assert not any(connection.ended for connection in few)
     assert came("few", now)[1]
-    assert [each.ended for each in few] == [True, False, False]
+    assert [connection.ended for connection in few] == [True, False, False]
 
 
 def test_an_address_with_more_than_others_gives_places_that_are_in_use() -> None:
@@ -271,13 +273,13 @@ def test_an_address_with_more_than_others_gives_places_that_are_in_use() -> None
     places = AddressConnections(6)
 
     def came(host: str, last: float) -> tuple[Held, bool]:
-        one = Held(host, None, places=places, last=990 + last)
-        return one, places.take(one, 1000.0)
+        held = Held(host, None, places=places, last=990 + last)
+        return held, places.take(held, 1000.0)
 
     many = [came("many", last)[0] for last in (5.0, 3.0, 4.0, 2.0, 6.0, 7.0)]
     assert not came("many", 8.0)[1]
     assert [came("new", 9.0)[1] for _ in range(4)] == [True, True, True, False]
-    assert [each.ended for each in many] == [False, True, True, True, False, False]
+    assert [connection.ended for connection in many] == [False, True, True, True, False, False]
     assert came("third", 9.0)[1]
 
 
@@ -285,17 +287,17 @@ def test_who_waits_and_is_silent_for_long_gives_a_place() -> None:
     places = AddressConnections(3)
     there = [Held("a", None, places=places, last=1000.0 - silent)
              for silent in (SILENT_S - 1, SILENT_S + 2, SILENT_S + 1)]
-    assert all(places.take(each, 0.0) for each in there)
+    assert all(places.take(held, 0.0) for held in there)
     assert [places.take(Held("a", 1000.0), 1000.0) for _ in range(3)] == [True, True, False]
-    assert [each.ended for each in there] == [False, True, True]
+    assert [held.ended for held in there] == [False, True, True]
 
 
 def test_an_address_has_no_more_connections_than_its_part() -> None:
     places = AddressConnections(10, 0.3)
     there = [Held("a", since, places=places) for since in (None, 0.0, None, None)]
-    assert [places.take(each, 1000.0) for each in there[:3]] == [True] * 3
+    assert [places.take(held, 1000.0) for held in there[:3]] == [True] * 3
     assert places.take(there[3], 1000.0)
-    assert [each.ended for each in there] == [False, True, False, False]
+    assert [held.ended for held in there] == [False, True, False, False]
     assert not places.take(Held("a", None), 1000.0)
     assert places.take(Held("b", None), 1000.0)
 
@@ -330,11 +332,11 @@ def test_the_address_that_holds_the_most_gives_way() -> None:
     shared = Shared(1000)
     honest = Held("one", 1.0, held=300, shared=shared)  # the longest of all
     many = [Held("many", 2.0 + number, held=100, shared=shared) for number in range(8)]
-    for each in (honest, *many):
-        is_too_much = shared.change(each.host, each.held)
+    for held in (honest, *many):
+        is_too_much = shared.change(held.host, held.held)
     assert is_too_much
     shared.make_room([honest, *many])
-    assert [each.ended for each in (honest, *many)] == [False, *[True] * 3, *[False] * 5]
+    assert [held.ended for held in (honest, *many)] == [False, *[True] * 3, *[False] * 5]
     assert shared.of == {"one": 300, "many": 500}
 
 
@@ -342,20 +344,20 @@ def test_an_address_holds_no_more_than_its_part() -> None:
     shared = Shared(1000, 0.4)
     there = [Held("a", float(number), held=150, shared=shared) for number in range(3)]
     other = Held("b", 0.0, held=350, shared=shared)
-    assert [shared.change(each.host, each.held) for each in (other, *there)] == [
+    assert [shared.change(held.host, held.held) for held in (other, *there)] == [
         False, False, False, True]
     shared.make_room([other, *there])
-    assert [each.ended for each in (other, *there)] == [False, True, False, False]
+    assert [held.ended for held in (other, *there)] == [False, True, False, False]
 
 
 def test_who_has_held_the_longest_gives_way() -> None:
     shared = Shared(1000)
     holders = [Held(since=since, held=200, shared=shared) for since in (3.0, 1.0, 2.0, 5.0, 4.0)]
-    assert not any(shared.change(each.host, each.held) for each in holders)
+    assert not any(shared.change(holder.host, holder.held) for holder in holders)
     newest = Held(since=6.0, held=1, shared=shared)
     assert shared.change(newest.host, 1)
     shared.make_room([newest, *holders])
-    assert [each.ended for each in holders] == [False, True, False, False, False]
+    assert [holder.ended for holder in holders] == [False, True, False, False, False]
     assert not newest.ended
     assert (shared.held, shared.freed(), shared.freed()) == (801, 200, 0)
 
@@ -441,18 +443,18 @@ def test_answers_that_nobody_takes_are_bounded_together_and_freed(
         change = Shared.change
 
         def counted(self: Shared, host: str, more: int) -> bool:
-            found = change(self, host, more)
+            change_result = change(self, host, more)
             if self is served.server.unsent:
                 most.append(self.held)
-            return found
+            return change_result
 
         monkeypatch.setattr(Shared, "change", counted)
         request = write_command(Command(105, 1, 0, {"topic": "x" * 2000})) * 100
-        for each in sockets(served, 8):
-            each.settimeout(0.05)
+        for item in sockets(served, 8):
+            item.settimeout(0.05)
             try:
                 while True:
-                    each.sendall(request)
+                    item.sendall(request)
             except OSError:
                 pass
         assert limit < max(most) < limit + (4 << 20)  # the answer under way is counted, too
@@ -467,8 +469,8 @@ def test_a_frame_that_is_never_whole_keeps_nobody_from_sending(
         root: Path, sockets: Callable[[Running, int], list[socket.socket]]) -> None:
     with serving(root, limits=Limits(held=1 << 20)) as served:
         hogs = sockets(served, 4)
-        for each in hogs:
-            each.sendall(struct.pack(">ii", 15 << 20, 10) + bytes(200_000))
+        for other_client in hogs:
+            other_client.sendall(struct.pack(">ii", 15 << 20, 10) + bytes(200_000))
         until(lambda: served.server.unfinished.held > 799_000)
         with served.client() as client:
             for _ in range(4):
@@ -489,15 +491,15 @@ def test_requests_over_sockets_are_answered_in_turns(root: Path) -> None:
             from rmqctl.ext.serve.connection import ClientConnection
 
             loop = asyncio.get_running_loop()
-            made = []
+            protocols = []
             for _ in range(30):
                 pair.append(socket.socketpair())
                 pair[-1][0].setblocking(False)
                 _, protocol = await loop.connect_accepted_socket(
                     lambda: ClientConnection(server, served.brokers[0]), pair[-1][0])
-                made.append(protocol)
+                protocols.append(protocol)
             data = write_command(Command(105, 1, 0, {"topic": "x"})) * 200
-            for number, protocol in enumerate(made):
+            for number, protocol in enumerate(protocols):
                 work = protocol.work
                 protocol.work = lambda late, work=work, number=number: (  # type: ignore[method-assign, misc]
                     order.append(str(number)), work(late))[1]
@@ -505,7 +507,7 @@ def test_requests_over_sockets_are_answered_in_turns(root: Path) -> None:
                 protocol.buffer_updated(len(data))
 
         asyncio.run_coroutine_threadsafe(feed(), served.loop).result(10)
-        until(lambda: not any(each._frames.held for each in server.connections))
+        until(lambda: not any(connection._frames.held for connection in server.connections))
         for _, other in pair:
             other.close()
         until(lambda: not server.connections)
@@ -516,11 +518,11 @@ def test_requests_over_sockets_are_answered_in_turns(root: Path) -> None:
 
 def _runs(order: list[str]) -> Iterator[list[str]]:
     run: list[str] = []
-    for each in order:
-        if run and run[-1] != each:
+    for text in order:
+        if run and run[-1] != text:
             yield run
             run = []
-        run.append(each)
+        run.append(text)
     yield run
 
 

@@ -25,34 +25,36 @@ def client(golden: GoldenFolder) -> Iterator[Client]:
 
 def pulled(client: Client, expression: str, kind: str = "SQL92") -> tuple[list[int], int]:
     """The queue offsets that pass, and the number of pulls up to the queue's end."""
-    found, at, pulls = [], 0, 0
+    queue_offsets, at, pulls = [], 0, 0
     while (answer := client.pull(TOPIC, QUEUE, at, expression=expression, kind=kind)).code != 19:
         assert answer.code in {0, 20}
-        found += [record.queue_offset for record in records(answer.body)]
+        queue_offsets += [record.queue_offset for record in records(answer.body)]
         assert int(answer.ext["nextBeginOffset"]) > at
         at, pulls = int(answer.ext["nextBeginOffset"]), pulls + 1
-    return found, pulls
+    return queue_offsets, pulls
 
 
 def tags(client: Client) -> dict[int, str | None]:
     """The tag of each message, by queue offset."""
-    found: dict[int, str | None] = {}
-    while len(found) < 107:
-        for record in records(client.pull(TOPIC, QUEUE, len(found)).body):
-            found[record.queue_offset] = properties.parse(record.properties.decode()).get("TAGS")
-    return found
+    tags_by_offset: dict[int, str | None] = {}
+    while len(tags_by_offset) < 107:
+        for record in records(client.pull(TOPIC, QUEUE, len(tags_by_offset)).body):
+            tags_by_offset[record.queue_offset] = properties.parse(record.properties.decode()).get(
+                "TAGS")
+    return tags_by_offset
 
 
 def test_messages_that_pass(client):
-    known = tags(client)
-    with_tag = [offset for offset, tag in known.items() if tag is not None]
-    assert 0 < len(with_tag) < len(known)
+    listed_tags = tags(client)
+    with_tag = [offset for offset, tag in listed_tags.items() if tag is not None]
+    assert 0 < len(with_tag) < len(listed_tags)
     assert pulled(client, "TAGS IS NOT NULL")[0] == with_tag
-    one = next(tag for tag in known.values() if tag is not None and "'" not in tag)
-    assert pulled(client, f"TAGS = '{one}' OR TAGS IS NULL")[0] == [
-        offset for offset, tag in known.items() if tag in {one, None}]
+    result = next(tag for tag in listed_tags.values() if tag is not None and "'" not in tag)
+    assert pulled(client, f"TAGS = '{result}' OR TAGS IS NULL")[0] == [
+        offset for offset, tag in listed_tags.items() if tag in {result, None}]
     assert pulled(client, "TAGS > 5 OR TRUE")[0] == [
-        offset for offset in known if known[offset] is None]  # a tag that is no number fails
+        offset for offset in listed_tags
+        if listed_tags[offset] is None]  # a tag that is no number fails
 
 
 def test_what_is_no_filter_is_refused_by_its_place(client):
@@ -68,8 +70,8 @@ def test_what_is_no_filter_is_refused_by_its_place(client):
 
 def test_a_filter_that_takes_long_gives_what_it_has(client, monkeypatch):
     expression = "TAGS IS NULL"
-    found, pulls = pulled(client, expression)
+    numbers, pulls = pulled(client, expression)
     monkeypatch.setattr(reading, "FILTER_S", -1.0)
     slow, more = pulled(client, expression)
-    assert slow == found
+    assert slow == numbers
     assert more == 107 // 16 + 1 > pulls

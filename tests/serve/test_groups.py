@@ -57,31 +57,31 @@ def pull(client: Client, topic: str, *, version: int = 1) -> int:
 
 
 def test_members_are_told_of_each_other(served: Running, topic: str) -> None:
-    with served.client() as one:
-        assert members(one) == []
-        join(one, "one", topic)
+    with served.client() as client:
+        assert members(client) == []
+        join(client, "one", topic)
         with served.client() as two:
             join(two, "two", topic)
             assert members(two) == ["one", "two"]
-            assert one.receive().code == 40
-        command = one.receive()  # the other connection was closed
+            assert client.receive().code == 40
+        command = client.receive()  # the other connection was closed
         assert (command.code, command.ext, command.is_one_way) == (
             40, {"consumerGroup": GROUP}, True)
-        assert members(one) == ["one"]
-        one.ask("UNREGISTER_CLIENT", clientID="one", consumerGroup=GROUP, producerGroup="")
-        assert members(one) == []
+        assert members(client) == ["one"]
+        client.ask("UNREGISTER_CLIENT", clientID="one", consumerGroup=GROUP, producerGroup="")
+        assert members(client) == []
     assert [event["event"] for event in served.events] == ["joined", "joined", "left"]
 
 
 def test_who_sends_no_heartbeat_is_gone(served: Running, topic: str,
                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    with served.client() as one:
-        join(one, "one", topic)
+    with served.client() as client:
+        join(client, "one", topic)
         served.do(served.brokers[0].expire)
-        assert members(one) == ["one"]
+        assert members(client) == ["one"]
         monkeypatch.setattr(groups, "EXPIRY_S", -1.0)
         served.do(served.brokers[0].expire)
-        assert members(one) == []
+        assert members(client) == []
 
 
 def test_a_pull_needs_a_subscription_that_is_not_older(served: Running, topic: str) -> None:
@@ -90,7 +90,7 @@ def test_a_pull_needs_a_subscription_that_is_not_older(served: Running, topic: s
         join(client, "one", "other")
         assert pull(client, topic) == 24
         join(client, "one", topic, version=5)
-        assert [pull(client, topic, version=each) for each in (4, 5, 6)] == [0, 0, 25]
+        assert [pull(client, topic, version=number) for number in (4, 5, 6)] == [0, 0, 25]
         join(client, "one", topic, version=6, tags="no-such-tag")
         assert pull(client, topic, version=6) == 20
 
@@ -175,9 +175,9 @@ def test_what_is_sent_back_comes_again_and_is_given_up_at_last(
                 first.body, times, times - 1)
             assert again.crc_ok
             assert again.topic == retry.encode()
-            known = properties.parse(again.properties.decode())
-            assert known["RETRY_TOPIC"] == topic
-            assert known["ORIGIN_MESSAGE_ID"] == first.message_id
+            parsed_properties = properties.parse(again.properties.decode())
+            assert parsed_properties["RETRY_TOPIC"] == topic
+            assert parsed_properties["ORIGIN_MESSAGE_ID"] == first.message_id
             place = again.physical_offset
         assert client.ask("CONSUMER_SEND_MSG_BACK", offset=place, group=GROUP, delayLevel=0,
                           maxReconsumeTimes=3).code == 0
@@ -205,9 +205,9 @@ def test_several_stores_are_brokers_of_one_cluster(golden: GoldenFolder, root: P
         with Store.open(other) as store:
             topic, queue_id = next(iter(store.queues))
         route = client.ask("GET_ROUTEINFO_BY_TOPIC", topic=topic).json()
-        assert "broker-b" in [each["brokerName"] for each in route["queueDatas"]]
-        address = next(each["brokerAddrs"]["0"] for each in route["brokerDatas"]
-                       if each["brokerName"] == "broker-b")
+        assert "broker-b" in [queue["brokerName"] for queue in route["queueDatas"]]
+        address = next(broker["brokerAddrs"]["0"] for broker in route["brokerDatas"]
+                       if broker["brokerName"] == "broker-b")
         assert address == str(served.brokers[1].address)
         with served.client(1) as second:
             assert second.pull(topic, queue_id, 0).code == 0
@@ -230,8 +230,8 @@ def test_a_heartbeat_of_many_groups_is_told_in_turns(golden: GoldenFolder) -> No
     with serving(golden("5.3.3/basic") / "store") as served, served.client() as client:
         groups = [{"groupName": f"g{number}"} for number in range(200)]
         assert client.ask("HEART_BEAT", {"clientID": "c", "consumerDataSet": groups}).code == 0
-        told = {each.ext["consumerGroup"] for each in client.unsolicited}
-        while len(told) < 200:
-            told.add(client.receive().ext["consumerGroup"])
-        (event,) = [each for each in served.events if each["event"] == "joined"]
+        consumer_groups = {event.ext["consumerGroup"] for event in client.unsolicited}
+        while len(consumer_groups) < 200:
+            consumer_groups.add(client.receive().ext["consumerGroup"])
+        (event,) = [item for item in served.events if item["event"] == "joined"]
         assert event["groups"] == 200

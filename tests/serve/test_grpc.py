@@ -69,12 +69,12 @@ def bodies(root: Path, topic: str | None = None) -> tuple[str, Wanted]:
 
 def drained(stub: Stub, **wish: Any) -> Wanted:
     """All messages there are, acked."""
-    found: dict[int, list[bytes]] = defaultdict(list)
+    bodies_by_queue: dict[int, list[bytes]] = defaultdict(list)
     while messages := stub.got(**wish):
-        for each in messages:
-            found[each.system_properties.queue_id].append(each.body)
+        for message in messages:
+            bodies_by_queue[message.system_properties.queue_id].append(message.body)
         assert stub.ack(*messages) == OK
-    return dict(found)
+    return dict(bodies_by_queue)
 
 
 @pytest.fixture(autouse=True)
@@ -91,8 +91,8 @@ def served(root: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def stub(served: Running, root: Path) -> Iterator[Stub]:
-    with Stub(served, bodies(root)[0]) as made:
-        yield made
+    with Stub(served, bodies(root)[0]) as stub:
+        yield stub
 
 
 @pytest.fixture
@@ -140,17 +140,17 @@ def test_a_message_has_what_its_producer_and_the_store_say(stub: Stub, root: Pat
     records = [decode(raw) for (topic, queue_id), raws in expected(root).items()
                for raw in raws if topic == stub.topic["name"]]
     by_place = {(record.queue_id, record.queue_offset): record for record in records}
-    for each in stub.got():
-        system = each.system_properties
+    for message in stub.got():
+        system = message.system_properties
         record = by_place[system.queue_id, system.queue_offset]
-        known = properties.parse(record.properties.decode())
-        assert system.message_id == known.get("UNIQ_KEY", record.message_id)
-        assert system.tag == known.get("TAGS", "")
-        assert list(system.keys) == properties.split_keys(known.get("KEYS"))
+        parsed_properties = properties.parse(record.properties.decode())
+        assert system.message_id == parsed_properties.get("UNIQ_KEY", record.message_id)
+        assert system.tag == parsed_properties.get("TAGS", "")
+        assert list(system.keys) == properties.split_keys(parsed_properties.get("KEYS"))
         assert system.born_timestamp.ToMilliseconds() == record.born_timestamp
         assert system.delivery_attempt == record.reconsume_times + 1
-        assert not {"UNIQ_KEY", "TAGS", "KEYS", "WAIT"} & set(each.user_properties)
-        assert set(each.user_properties) <= set(known)
+        assert not {"UNIQ_KEY", "TAGS", "KEYS", "WAIT"} & set(message.user_properties)
+        assert set(message.user_properties) <= set(parsed_properties)
 
 
 def test_damaged_messages_are_passed_over(root: Path, tmp_path: Path) -> None:
@@ -165,9 +165,9 @@ def test_damaged_messages_are_passed_over(root: Path, tmp_path: Path) -> None:
     data[data.index(broken.body, broken.physical_offset - file.base)] ^= 1
     Path(file.path).write_bytes(data)
     with serving(tmp_path / "store", grpc=True) as served, Stub(served, topic) as stub:
-        found = drained(stub)
+        messages = drained(stub)
         del wanted[queue_id][1]
-        assert found == wanted
+        assert messages == wanted
         assert served.brokers[0].skipped == 1
 
 
@@ -191,7 +191,7 @@ def test_what_is_not_acked_comes_again(stub: Stub, served: Running) -> None:
 def test_a_position_is_that_of_the_first_message_not_acked(stub: Stub, served: Running) -> None:
     messages = stub.got(most=5)
     queue_id = messages[0].system_properties.queue_id
-    assert [each.system_properties.queue_offset for each in messages] == list(range(5))
+    assert [message.system_properties.queue_offset for message in messages] == list(range(5))
     stub.ack(messages[1], messages[3])
     assert position(served, stub, queue_id) is None
     stub.ack(messages[0])
@@ -205,10 +205,10 @@ def test_a_position_that_others_set_counts(stub: Stub, served: Running, root: Pa
     messages = stub.got()
     assert stub.ack(*messages[:2]) == OK
     with served.client() as remoting:
-        for queue_id, each in wanted.items():
+        for queue_id, count in wanted.items():
             remoting.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="G", topic=stub.topic["name"],
-                         queueId=queue_id, commitOffset=len(each) - 1)
-    assert drained(stub) == {queue_id: each[-1:] for queue_id, each in wanted.items()}
+                         queueId=queue_id, commitOffset=len(count) - 1)
+    assert drained(stub) == {queue_id: count[-1:] for queue_id, count in wanted.items()}
     with pytest.raises(AssertionError, match="receipt handle"):
         stub.hide(messages[3], 1)
 
@@ -228,9 +228,10 @@ def test_handles_that_are_none_are_refused(stub: Stub, handle: str) -> None:
 def test_filters_compare_the_tags_themselves(written: Running) -> None:
     with Stub(written, "T") as stub:
         stub.send(*(stub.message(tag.encode(), tag=tag) for tag in ("Aa", "BB", "C")))
-        assert [each.body for each in stub.got(tags="BB || D")] == [b"BB"]  # Aa has the same hash
+        assert [message.body
+                for message in stub.got(tags="BB || D")] == [b"BB"]  # Aa has the same hash
         stub.group = {"name": "SQL"}
-        assert [each.body for each in stub.got(tags="TAGS IN ('C', 'D')", kind=2)] == [b"C"]
+        assert [message.body for message in stub.got(tags="TAGS IN ('C', 'D')", kind=2)] == [b"C"]
         assert stub.receive(tags="TAGS IN (", kind=2)[0] == 40010
         assert stub.receive(kind=9)[0] == stub.receive(tags="x" * 70_000)[0] == 40010
 
@@ -244,7 +245,8 @@ def test_who_waits_is_answered_in_time(written: Running) -> None:
         assert 0.5 < time.monotonic() - begun < 3
         waiting = stub.receiving(wait=10)
         stub.send(stub.message(b"late"))
-        assert [each.message.body for each in waiting if each.HasField("message")] == [b"late"]
+        assert [message.message.body for message in waiting
+                if message.HasField("message")] == [b"late"]
         assert time.monotonic() - begun < 30
 
 
@@ -266,7 +268,7 @@ def test_messages_in_order_wait_for_those_before(written: Running) -> None:
         lost = stub.got(most=2, attempt="a")
         assert stub.got(attempt="b") == []
         first, second = stub.got(most=2, attempt="a")  # a call again whose answer was lost
-        assert [first.body, second.body] == [each.body for each in lost] == [b"0", b"1"]
+        assert [first.body, second.body] == [message.body for message in lost] == [b"0", b"1"]
         assert first.system_properties.delivery_attempt == 1
         assert first.system_properties.message_group == "M"
         assert stub.got() == []
@@ -277,7 +279,8 @@ def test_messages_in_order_wait_for_those_before(written: Running) -> None:
         assert (again.body, again.system_properties.delivery_attempt) == (b"0", 2)
         waiting = stub.receiving(wait=10)
         stub.ack(again)
-        assert [each.message.body for each in waiting if each.HasField("message")] == [b"2", b"3"]
+        assert [message.message.body for message in waiting
+                if message.HasField("message")] == [b"2", b"3"]
 
 
 def test_what_fails_too_often_is_a_dead_letter(written: Running) -> None:
@@ -312,9 +315,9 @@ def test_what_is_kept_for_a_client_comes_again_when_it_is_gone(
         (message,) = stub.got(most=1, renew=True)
         time.sleep(0.3)
         key = message.system_properties.message_id
-        assert key not in {each.system_properties.message_id for each in other.got()}
+        assert key not in {message.system_properties.message_id for message in other.got()}
         assert stub.code("NotifyClientTermination", group=stub.group) == OK
-        assert key in {each.system_properties.message_id for each in other.got()}
+        assert key in {message.system_properties.message_id for message in other.got()}
 
 
 def test_retries_of_a_5x_broker_belong_to_the_topic(written: Running) -> None:
@@ -323,8 +326,8 @@ def test_retries_of_a_5x_broker_belong_to_the_topic(written: Running) -> None:
     with Stub(written, "T") as stub:
         stub.send(stub.message(b"new"))
         messages = stub.got()
-        assert {each.body for each in messages} == {b"again", b"new"}
-        assert {each.topic.name for each in messages} == {"T"}
+        assert {message.body for message in messages} == {b"again", b"new"}
+        assert {message.topic.name for message in messages} == {"T"}
         assert stub.ack(*messages) == OK
 
 
@@ -385,7 +388,7 @@ def test_a_stream_that_is_not_read_ends(written: Running, monkeypatch: pytest.Mo
 def test_routes(stub: Stub, served: Running, root: Path) -> None:
     answer = stub.call("QueryRoute", topic=stub.topic)
     assert answer.status.code == OK
-    assert {each.id for each in answer.message_queues} >= set(bodies(root)[1])
+    assert {queue.id for queue in answer.message_queues} >= set(bodies(root)[1])
     queue = answer.message_queues[0]
     assert (queue.broker.name, queue.permission) == ("broker-a", 4)
     assert f"{queue.broker.endpoints.addresses[0].host}:" + str(
@@ -403,8 +406,8 @@ def test_each_store_is_a_broker(golden: GoldenFolder) -> None:
     roots = [golden("5.3.3/basic") / "store", golden("4.9.3/basic") / "store"]
     topics = [bodies(root) for root in roots]
     with serving(*roots, grpc=True) as served, Stub(served, topics[1][0]) as stub:
-        names = {each.broker.name for each in stub.call("QueryRoute", topic=stub.topic
-                                                        ).message_queues}
+        names = {queue.broker.name for queue in stub.call("QueryRoute", topic=stub.topic
+                                                          ).message_queues}
         assert "broker-b" in names
         assert drained(stub, broker="broker-b") == topics[1][1]
         assert stub.receive(broker="nobody")[0] == FORBIDDEN
@@ -440,8 +443,9 @@ def test_a_group_waits_between_attempts_as_its_configuration_says(written: Runni
     with Stub(written, "T", group) as stub, stub.consuming() as (answer, _):
         policy = answer.settings.backoff_policy
         if policy.HasField("exponential_backoff"):
-            found = policy.exponential_backoff
-            seconds = [*map(_seconds, (found.initial, found.max)), found.multiplier]
+            exponential_backoff = policy.exponential_backoff
+            seconds = [*map(_seconds, (exponential_backoff.initial, exponential_backoff.max)),
+                       exponential_backoff.multiplier]
         else:
             seconds = list(map(_seconds, policy.customized_backoff.next))[:2]
         assert seconds == WAITS[group][1]
@@ -464,7 +468,8 @@ def test_a_client_that_is_not_heard_of_is_gone(stub: Stub, served: Running,
     with stub.consuming():
         served.do(proxy.expire)
         assert "G" in served.brokers[0].groups.consumers
-    until(lambda: all(not each.streams for each in proxy._endpoint.sessions.by_client.values()))
+    until(lambda: all(not session.streams
+                      for session in proxy._endpoint.sessions.by_client.values()))
     assert proxy.in_use
     monkeypatch.setattr(sessions, "AWAY_S", 0.0)
     served.do(proxy.expire)
@@ -503,10 +508,10 @@ def test_what_is_sent_is_received(written: Running) -> None:
         message = stub.message(b"body", tag="A", keys=["k1", "k2"], message_group="")
         answer = stub.send(message | {"user_properties": {"mine": "yes"}})
         assert (answer.status.code, answer.entries[0].message_id) == (OK, "ID")
-        (found,) = stub.got()
-        system = found.system_properties
-        assert (found.body, system.tag, list(system.keys)) == (b"body", "A", ["k1", "k2"])
-        assert found.user_properties["mine"] == "yes"
+        (record,) = stub.got()
+        system = record.system_properties
+        assert (record.body, system.tag, list(system.keys)) == (b"body", "A", ["k1", "k2"])
+        assert record.user_properties["mine"] == "yes"
         assert (system.message_id, system.born_host, system.message_type) == ("ID", "127.0.0.1", 1)
         many = stub.send(*(stub.message(b"%d" % number) for number in range(5)))
         assert [entry.status.code for entry in many.entries] == [OK] * 5
@@ -539,7 +544,7 @@ def test_compressed_bodies_are_stored_as_they_were(written: Running) -> None:
     with Stub(written, "T") as stub:
         for packed in (gzip.compress(b"plain"), zlib.compress(b"plain")):
             assert stub.send(stub.message(packed, body_encoding=2)).status.code == OK
-        assert [each.body for each in stub.got()] == [b"plain"] * 2
+        assert [message.body for message in stub.got()] == [b"plain"] * 2
         bomb = gzip.compress(bytes(64 << 20))
         assert stub.send(stub.message(bomb, body_encoding=2)).status.code == 41301
         assert stub.send(stub.message(packed[:-3], body_encoding=2)).status.code == 40016
@@ -552,10 +557,10 @@ def test_a_message_group_stays_in_one_queue(written: Running) -> None:
         for number in range(12):
             stub.send(stub.message(b"%d" % number, message_group=f"M{number % 3}"))
         queues = defaultdict(set)
-        for each in stub.got():
-            queues[each.system_properties.message_group].add(each.system_properties.queue_id)
+        for message in stub.got():
+            queues[message.system_properties.message_group].add(message.system_properties.queue_id)
         assert sorted(queues) == ["M0", "M1", "M2"]
-        assert all(len(each) == 1 for each in queues.values())
+        assert all(len(queue) == 1 for queue in queues.values())
 
 
 def test_delayed_messages_come_when_they_are_due(written: Running) -> None:
@@ -610,10 +615,10 @@ def test_where_keys_are_given_calls_are_signed(root: Path) -> None:
         named = stub.metadata
         for secret, code in (("wrong", 40100), ("secret", OK)):
             signed = hmac.new(secret.encode(), b"20240102T030405Z", "sha1").hexdigest()
-            said = ("MQv2-HMAC-SHA1 Credential=me, SignedHeaders=x-mq-date-time, "
+            text = ("MQv2-HMAC-SHA1 Credential=me, SignedHeaders=x-mq-date-time, "
                     f"Signature={signed}")
             stub.metadata = (*named, ("x-mq-date-time", "20240102T030405Z"),
-                             ("authorization", said))
+                             ("authorization", text))
             assert stub.code("QueryRoute", topic=stub.topic) == code
         assert drained(stub) == bodies(root)[1]
         with stub.consuming() as (answer, _):
@@ -624,16 +629,16 @@ def test_where_keys_are_given_calls_are_signed(root: Path) -> None:
 # -- transactions -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("resolution", "found"), [(1, [b"half"]), (2, []), (0, [])])
+@pytest.mark.parametrize(("resolution", "expected"), [(1, [b"half"]), (2, []), (0, [])])
 def test_transactions_end_as_their_producer_says(written: Running, resolution: int,
-                                                 found: list[bytes]) -> None:
+                                                 expected: list[bytes]) -> None:
     with Stub(written, "T") as stub:
         sent = stub.send(stub.message(b"half", message_type=4)).entries[0]
         assert stub.got() == []
         ended = {"topic": stub.topic, "message_id": sent.message_id, "resolution": resolution,
                  "source": 1}
         assert stub.code("EndTransaction", transaction_id=sent.transaction_id, **ended) == OK
-        assert [each.body for each in stub.got(wait=1 if found else 0)] == found
+        assert [message.body for message in stub.got(wait=1 if expected else 0)] == expected
         for wrong in ("", "x", "broker-a.1", "broker-z.1.1", "broker-a.9.9" + "9" * 30):
             assert stub.code("EndTransaction", transaction_id=wrong, **ended) == 40008
         if resolution:
@@ -671,7 +676,8 @@ def test_the_command_says_where_it_listens_and_ends_at_once() -> None:
         with Stub(place, "T") as stub, stub.consuming():
             waiting = stub.receiving(wait=10)
             assert stub.send().status.code == OK
-            assert [each.message.body for each in waiting if each.HasField("message")] == [b"hello"]
+            assert [message.message.body for message in waiting
+                    if message.HasField("message")] == [b"hello"]
             stub.receiving(wait=10)
             process.send_signal(signal.SIGTERM)
             _, err = process.communicate(timeout=20)
@@ -691,7 +697,7 @@ def test_calls_that_come_at_the_end_are_cut_off_too(written: Running) -> None:
 def test_a_server_for_tests_says_where_it_is_found() -> None:
     with RocketMQ("--grpc", "127.0.0.1:0") as server, Stub(server.grpc, "T") as stub:
         assert stub.send().status.code == OK
-        assert [each.body for each in server.messages("T")] == [b"hello"]
+        assert [message.body for message in server.messages("T")] == [b"hello"]
 
 
 def test_faults_for_clients_of_rocketmq_5() -> None:

@@ -69,14 +69,14 @@ def store(golden: GoldenFolder) -> Path:
 def subject(store: Path) -> tuple[str, list[tuple[str, str]]]:
     """A topic, and (id, body) of its messages."""
     wanted = expected(store)
-    topic = max(wanted, key=lambda each: len(wanted[each]))[0]
-    found = []
+    topic = max(wanted, key=lambda key: len(wanted[key]))[0]
+    values = []
     for (name, _), messages in wanted.items():
         for record in map(decode, messages if name == topic else ()):
-            known = properties.parse(record.properties.decode())
-            found.append((known.get(properties.UNIQUE_KEY, record.message_id),
-                          plain_body(record.sys_flag, record.body)[0].hex()))
-    return topic, sorted(found)
+            parsed_properties = properties.parse(record.properties.decode())
+            values.append((parsed_properties.get(properties.UNIQUE_KEY, record.message_id),
+                           plain_body(record.sys_flag, record.body)[0].hex()))
+    return topic, sorted(values)
 
 
 @pytest.fixture
@@ -98,7 +98,8 @@ def seen(messages: list[Message]) -> list[tuple[str, str]]:
 def test_the_table_of_messages_is_that_of_the_client(python: list[str]) -> None:
     done = subprocess.run([*python, "127.0.0.1:1", "T", "table", "G"], capture_output=True,
                           text=True, timeout=60, check=True)
-    theirs = {each["name"]: each["fields"] for each in map(json.loads, done.stdout.splitlines())}
+    theirs = {document["name"]: document["fields"]
+              for document in map(json.loads, done.stdout.splitlines())}
     for name, ours in MESSAGES.items():
         for field in ours.DESCRIPTOR.fields:
             kind: Any = field.message_type.name if field.message_type else field.type
@@ -136,8 +137,9 @@ def test_what_is_not_acked_comes_again_after_its_time(python: list[str], start: 
     consumer = start(python, written, "T", "again", "G")
     wait_until(lambda: sum(message["attempt"] == 2 for message in consumer.messages) >= 6)
     consumer.stop()
-    first = [each for each in consumer.messages if each["attempt"] == 1]
-    assert seen(first) == seen([each for each in consumer.messages if each["attempt"] == 2])
+    first = [message for message in consumer.messages if message["attempt"] == 1]
+    assert seen(first) == seen([message for message in consumer.messages
+                                if message["attempt"] == 2])
 
 
 def test_a_failing_consumer_gets_its_messages_again(python: list[str], start: Start,
@@ -161,8 +163,8 @@ def test_what_one_client_sends_the_other_gets(python: list[str], node: list[str]
         wait_until(lambda consumer=consumer: len(  # type: ignore[misc]
             consumer.messages) >= len(texts))
         consumer.stop()
-        found = [bytes.fromhex(message["body"]).decode() for message in consumer.messages]
-        assert sorted(found) == sorted(texts)
+        lines = [bytes.fromhex(message["body"]).decode() for message in consumer.messages]
+        assert sorted(lines) == sorted(texts)
         assert {message["tag"] for message in consumer.messages} == {"TagA"}
 
 
@@ -181,5 +183,5 @@ def test_producers_are_refused(client: list[str], start: Start, store: Path, sub
     with serving(store, grpc=True) as served:
         producer = start(client, served, subject[0], "send", "P")
         producer.process.wait(40)
-        (said,) = producer.messages
-        assert "the broker is read-only" in said["refused"]
+        (message,) = producer.messages
+        assert "the broker is read-only" in message["refused"]

@@ -141,9 +141,9 @@ def test_a_call_may_be_there_before_the_core_is(served: Running,
 def test_calls_wait_until_the_settings_are_acknowledged(served: Running) -> None:
     with connected(served) as client:
         client.sendall(HELLO + call(1))
-        until(lambda: any(each.held for each in served.server.pipes))
+        until(lambda: any(pipe.held for pipe in served.server.pipes))
         assert served.server.proxy is not None
-        assert not any(each.calls for each in served.server.pipes)
+        assert not any(pipe.calls for pipe in served.server.pipes)
         client.sendall(ACKED)
         assert answered(client, 1)
 
@@ -181,7 +181,7 @@ def test_calls_that_bring_nothing_hold_nobody_up(served: Running, root: Path,
     with connected(served) as client, Stub(served, bodies(root)[0]) as stub:
         client.sendall(HELLO + ACKED + b"".join(
             frame(HEADERS, END_HEADERS, stream, HEADER) for stream in range(1, 200, 2)))
-        until(lambda: sum(each.calls for each in served.server.pipes) == 100)
+        until(lambda: sum(pipe.calls for pipe in served.server.pipes) == 100)
         assert stub.code("QueryRoute", topic=stub.topic, timeout=5) == OK
     with connected(served) as client:
         monkeypatch.setattr(server, "_READ_S", 0.1)
@@ -202,7 +202,7 @@ def test_streams_that_are_opened_and_reset_take_nothing_from_others(
         client.send(flood)
         assert stub.code("QueryRoute", topic=stub.topic) == OK
         # No more is passed on, and no more is read.
-        until(lambda: any(each._slow and each.held > 64 << 10 for each in served.server.pipes))
+        until(lambda: any(pipe._slow and pipe.held > 64 << 10 for pipe in served.server.pipes))
         assert stub.code("QueryRoute", topic=stub.topic) == OK
 
 
@@ -215,7 +215,7 @@ def test_small_frames_are_passed_on_slowly(kind: int, served: Running,
         client.sendall(HELLO + ACKED + frame(kind, kind == PING, 0 if kind in (PING, SETTINGS)
                                              else 1, bytes(8) if kind == PING else b"")
                        * 15_000)
-        until(lambda: any(each.held > 64 << 10 for each in served.server.pipes)
+        until(lambda: any(pipe.held > 64 << 10 for pipe in served.server.pipes)
               or not served.server.pipes)  # the core ends some of these itself
 
 
@@ -280,10 +280,10 @@ def test_calls_that_never_begin_hold_nobody_up_for_long(later: list[Callable[[],
 
 @pytest.mark.parametrize("size", [1, 3, 4, 5, 6, 100])
 def test_messages_are_told_apart_whatever_the_frames(size: int) -> None:
-    found = front._Call()
-    data = b"".join(b"\0" + each.to_bytes(4, "big") + bytes(each) for each in (0, 3, 10, 0))
+    call = front._Call()
+    data = b"".join(b"\0" + number.to_bytes(4, "big") + bytes(number) for number in (0, 3, 10, 0))
     for at in range(0, len(data), size):
-        found.bring(data[at:at + size])
-    assert (found.came, found.missing, found.prefix) == (0, 0, b"")
-    found.bring(b"\0\0\0\0\5ab")
-    assert (found.came, found.missing) == (7, 3)
+        call.bring(data[at:at + size])
+    assert (call.came, call.missing, call.prefix) == (0, 0, b"")
+    call.bring(b"\0\0\0\0\5ab")
+    assert (call.came, call.missing) == (7, 3)

@@ -51,7 +51,8 @@ def _filled(message: Any, rng: random.Random, depth: int = 0) -> Any:
             getattr(message, field.name)[rng.choice(_NAMES)] = rng.choice(_NAMES)
         elif field.is_repeated:
             values = [_value(field, rng, depth) for _ in range(rng.randrange(3))]
-            getattr(message, field.name).extend(each for each in values if each is not None)
+            getattr(message, field.name).extend(field_value for field_value in values
+                                                if field_value is not None)
         elif (value := _value(field, rng, depth)) is not None:
             if field.message_type is not None:
                 getattr(message, field.name).CopyFrom(value)

@@ -52,8 +52,8 @@ def test_small_requests_do_not_make_much_work(written: Running) -> None:
         assert stub.code("AckMessage", topic=stub.topic, group=stub.group,
                          entries=[{}] * 2000) == BAD_REQUEST
         large = "x" * 70_000
-        for each in ({"message_group": large}, {"tag": large}, {"keys": [large]}):
-            assert stub.send(stub.message(**each)).status.message.endswith("are too large")
+        for settings in ({"message_group": large}, {"tag": large}, {"keys": [large]}):
+            assert stub.send(stub.message(**settings)).status.message.endswith("are too large")
         assert stub.send(stub.message(message_group="x" * 30_000)).status.code == OK
 
 
@@ -97,8 +97,8 @@ def test_of_those_who_wait_for_the_same_one_hears_of_news(written: Running,
         assert len(looks) <= 9 + 3 * 3
         waiting[-1].cancel()
         stub.send(*(stub.message(b"many") for _ in range(4)))
-        got = [each.message.body for call in waiting[:-1] for each in call
-               if each.HasField("message")]
+        got = [response.message.body for call in waiting[:-1] for response in call
+               if response.HasField("message")]
         assert sorted(got) == [b"0", b"1", b"2", *[b"many"] * 4]
 
 
@@ -106,8 +106,8 @@ def test_a_request_is_not_kept_while_it_waits(written: Running) -> None:
     with Stub(written, "T") as stub:
         waiting = stub.receiving(wait=10)
         until(lambda: bool(written.brokers[0].waiting))
-        assert not [each for each in gc.get_objects()
-                    if isinstance(each, MESSAGES["ReceiveMessageRequest"])]
+        assert not [object_ for object_ in gc.get_objects()
+                    if isinstance(object_, MESSAGES["ReceiveMessageRequest"])]
         waiting.cancel()
 
 
@@ -122,7 +122,7 @@ def test_who_looks_for_long_is_answered_in_time(written: Running, monkeypatch: p
         begun = time.monotonic()
         for _ in range(20):
             remoting.ask("GET_NAMESRV_CONFIG")
-        assert [next(each).status.code for each in waiting] == [NONE] * 3
+        assert [next(message).status.code for message in waiting] == [NONE] * 3
         assert 0.3 < time.monotonic() - begun < 3
         assert len(looks) < 100  # others have their turn between two of them
 
@@ -133,16 +133,17 @@ def test_connections_are_counted(root: Path) -> None:
         address = served.server.proxy.address
         idle = [stack.enter_context(socket.create_connection((address.host, address.port)))
                 for _ in range(3)]
-        assert all(each.recv(1) for each in idle)  # the server speaks first
+        assert all(connection.recv(1) for connection in idle)  # the server speaks first
         # Each connection has a client of its own, which waits for messages.
         busy = [stack.enter_context(Stub(served, bodies(root)[0], f"G{number}", own=True))
                 for number in range(3)]
-        waiting = [each.receiving(wait=10, tags="none") for each in busy]
-        until(lambda: [each.calls for each in served.server.pipes] == [1] * 3)  # idle ones gave way
+        waiting = [connection.receiving(wait=10, tags="none") for connection in busy]
+        until(lambda: [connection.calls for connection in served.server.pipes] == [1]
+              * 3)  # idle ones gave way
         with Stub(served, bodies(root)[0], own=True) as stub, pytest.raises(grpc.RpcError):
             stub.code("QueryRoute", topic=stub.topic, timeout=1)
-        for each in waiting:
-            each.cancel()
+        for connection in waiting:
+            connection.cancel()
         with Stub(served, bodies(root)[0], own=True) as stub:
             until(lambda: answers(stub))
 
@@ -164,7 +165,7 @@ def test_a_stream_on_which_nothing_is_said_ends(served: Running, monkeypatch: py
         stream = stub.channel.stream_stream(
             f"/{SERVICE}/Telemetry", MESSAGES["TelemetryCommand"].SerializeToString,
             MESSAGES["TelemetryCommand"].FromString)(endless(), 8, stub.metadata)
-        assert [each.status.code for each in stream] == [BAD_REQUEST]
+        assert [response.status.code for response in stream] == [BAD_REQUEST]
 
 
 def endless() -> Any:
@@ -182,9 +183,9 @@ def test_settings_that_nobody_takes_are_not_piled_up(served: Running,
             f"/{SERVICE}/Telemetry", MESSAGES["TelemetryCommand"].SerializeToString,
             MESSAGES["TelemetryCommand"].FromString)(iter([wanted] * 50), 8, stub.metadata)
         assert served.server.proxy is not None
-        known = served.server.proxy._endpoint.sessions.by_client
-        until(lambda: any(each.streams for each in known.values()))
-        until(lambda: not any(each.streams for each in known.values()))
+        by_client = served.server.proxy._endpoint.sessions.by_client
+        until(lambda: any(session.streams for session in by_client.values()))
+        until(lambda: not any(session.streams for session in by_client.values()))
         assert len(list(stream)) < 50
 
 
@@ -209,7 +210,7 @@ def test_many_clients_that_are_gone_do_not_hold_others_up(served: Running,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = served.server.proxy
     assert proxy is not None
-    known = proxy._endpoint.sessions.by_client
+    by_client = proxy._endpoint.sessions.by_client
     real = sessions.Sessions.leave
 
     def slow(of: sessions.Sessions, client_id: str) -> None:
@@ -219,13 +220,13 @@ def test_many_clients_that_are_gone_do_not_hold_others_up(served: Running,
     for number in range(6):
         with Stub(served, "T", name=f"c{number}") as stub, stub.consuming():
             pass
-    until(lambda: all(not each.streams for each in known.values()))
+    until(lambda: all(not session.streams for session in by_client.values()))
     monkeypatch.setattr(sessions.Sessions, "leave", slow)
     monkeypatch.setattr(sessions, "AWAY_S", 0.0)
     left: list[int] = []
-    served.do(lambda: (proxy.expire(), left.append(len(known))))  # type: ignore[func-returns-value]
+    served.do(lambda: (proxy.expire(), left.append(len(by_client))))  # type: ignore[func-returns-value]
     assert 0 < left[0] < 6
-    until(lambda: not known)
+    until(lambda: not by_client)
 
 
 def test_few_clients_share_a_connection(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:

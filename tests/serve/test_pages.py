@@ -44,19 +44,19 @@ def damaged(root: Path, source: random.Random) -> None:
 def one_by_one(rows: list[tuple[int, int]], log: LogReader, at: int, most: int, max_bytes: int
                ) -> tuple[int, bytes, int, int]:
     """(where to go on, the records, how many, how many were passed over) of a pull."""
-    found: list[bytes] = []
+    records: list[bytes] = []
     skipped = 0
     last = min(len(rows), at + max(reading.SCANNED_ROWS, most))
-    while at < last and len(found) < min(max(most, 1), MAX_COUNT):
+    while at < last and len(records) < min(max(most, 1), MAX_COUNT):
         record = log.record(*rows[at])
         if record is None:
             skipped += rows[at][1] != FILLER.size
-        elif found and sum(map(len, found)) + len(record) > max_bytes:
+        elif records and sum(map(len, records)) + len(record) > max_bytes:
             break
         else:
-            found.append(bytes(record))
+            records.append(bytes(record))
         at += 1
-    return at, b"".join(found), len(found), skipped
+    return at, b"".join(records), len(records), skipped
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -68,7 +68,7 @@ def test_what_its_file_cuts_off_is_not_served(golden: GoldenFolder, tmp_path: Pa
     with using(kernel), Store.open(root) as store:
         for batch in store.log.walk(0):
             rows += zip(batch.offset.tolist(), batch.column("total_size").tolist(), strict=True)
-        place, size = (np.array(each[-20:], np.int64) for each in zip(*rows, strict=True))
+        place, size = (np.array(pair[-20:], np.int64) for pair in zip(*rows, strict=True))
         file = store.log.files[-1]
         assert file.base <= place[-1]
         cut = Path(file.path)
@@ -130,4 +130,4 @@ def test_rows_that_lead_to_one_place_all_get_it(golden: GoldenFolder) -> None:
         assert len(starts) == len(order) + 1
         wanted = [log.record(int(place[number]), int(size[number])) for number in order]
         assert all(record is not None for record in wanted)
-        assert [data[one:other] for one, other in pairwise(starts)] == wanted
+        assert [data[first:other] for first, other in pairwise(starts)] == wanted

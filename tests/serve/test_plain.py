@@ -97,7 +97,7 @@ def some_frames(count: int) -> list[bytes]:
     """Frames of producers, most of them plain."""
     source = random.Random(RUN.seed)
     pick = source.choice
-    found = []
+    write_commands = []
     for number in range(count):
         strange = number % 100 > 60 and source.random() < 0.5  # between runs of the same kind
         fields = {
@@ -124,8 +124,8 @@ def some_frames(count: int) -> list[bytes]:
         elif strange and source.random() < 0.2:
             raw = write_command(Command(CODE_OF["GET_MAX_OFFSET"], number, 0, {
                 "topic": "plain", "queueId": "0"}))
-        found.append(raw)
-    return found
+        write_commands.append(raw)
+    return write_commands
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -134,14 +134,14 @@ def test_plain_sends_lead_to_the_same_records_and_answers(
         tmp_path: Path, version: str, kernel: str) -> None:
     frames = some_frames(400)
     with using(kernel):
-        found = []
+        messages = []
         for plain in (False, True):
             root = empty_store(tmp_path / str(plain), version)
             got = asyncio.run(answered(root, frames, plain=plain))
             taken = got[3].requests["SEND_MESSAGE_V2"]
             got[3].close()
-            found.append((*got[:3], taken))
-    (answers, records, _, asked), (short_answers, short_records, _, taken) = found
+            messages.append((*got[:3], taken))
+    (answers, records, _, asked), (short_answers, short_records, _, taken) = messages
     assert short_records == records
     assert short_answers == answers
     assert asked == taken > 250

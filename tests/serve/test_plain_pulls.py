@@ -94,9 +94,9 @@ def pull(number: int, code: int = PULL, flag: int = 0, **fields: object) -> byte
 def some_pulls(broker: Broker, count: int) -> list[bytes]:
     source = random.Random(RUN.seed)
     pick = source.choice
-    queues = [(topic, queue_id) for topic, each in broker.source.topics.items()
-              for queue_id in range(each.read_queues)]
-    found = []
+    queues = [(topic, queue_id) for topic, topic_name in broker.source.topics.items()
+              for queue_id in range(topic_name.read_queues)]
+    pulls = []
     for number in range(count):
         topic, queue_id = pick(queues)
         end = broker.queue(topic, queue_id).end
@@ -115,8 +115,8 @@ def some_pulls(broker: Broker, count: int) -> list[bytes]:
                 {"maxMsgBytes": pick([1, 3000])}, {"subVersion": 1 << 40}, {"sysFlag": None},
                 {"brokerName": 'x"y'}, {"consumerGroup": "x" * 900}])
         code = pick([PULL, PULL, LITE, CODE_OF["GET_MAX_OFFSET"]])
-        found.append(pull(number, code, pick([0, 0, 0, 0, 2]), **fields))
-    return found
+        pulls.append(pull(number, code, pick([0, 0, 0, 0, 2]), **fields))
+    return pulls
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -133,15 +133,15 @@ def test_plain_pulls_lead_to_the_same_answers(
         data[place] ^= 1
     first.write_bytes(data)
     with using(kernel):
-        found = []
+        values = []
         for short in (False, True):
             broker = opened(root)
             frames = some_pulls(broker, 600)
             answers = asyncio.run(answered(broker, frames, short=short))
-            found.append((answers, broker.requests, broker.delivered, broker.delivered_bytes,
-                          broker.skipped, broker.positions.committed, broker.waits.taken))
+            values.append((answers, broker.requests, broker.delivered, broker.delivered_bytes,
+                           broker.skipped, broker.positions.committed, broker.waits.taken))
             broker.close()
-    whole, short_way = found
+    whole, short_way = values
     assert short_way == whole
     assert len(whole[0]) > 300
     assert whole[2]

@@ -67,11 +67,11 @@ def pop(client: Client, topic: str, **more: object) -> Command:
 
 def places(answer: Command) -> Places:
     """Queue offsets by what stands for the topic and by queue id, as clients read them."""
-    found = {}
+    numbers = {}
     for part in filter(None, answer.ext.get("msgOffsetInfo", "").split(";")):
         mark, queue_id, offsets = part.split(" ")
-        found[f"{mark} {queue_id}"] = [int(each) for each in offsets.split(",")]
-    return found
+        numbers[f"{mark} {queue_id}"] = [int(part) for part in offsets.split(",")]
+    return numbers
 
 
 def receipt(answer: Command, topic: str, queue_id: int, offset: int, mark: str = "0"
@@ -111,17 +111,17 @@ def test_every_message_once_as_it_is_stored(golden: GoldenFolder, name: str) -> 
     assert name != "5.3.3/lmq" or any(topic.startswith("%LMQ%") for topic, _ in wanted)
     with serving(root) as served, served.client() as client:
         for topic in {topic for topic, _ in wanted}:
-            found: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+            bodies_by_queue: dict[tuple[str, int], list[bytes]] = defaultdict(list)
             while (answer := pop(client, topic)).code == 0:
                 given = [(topic, int(key.split(" ")[1])) for key, offsets in places(answer).items()
                          for _ in offsets]
                 for key, record in zip(given, records(answer.body), strict=True):
-                    found[key].append(answer.body[:record.total_size])
+                    bodies_by_queue[key].append(answer.body[:record.total_size])
                     answer.body = answer.body[record.total_size:]
                 acked(client, answer, topic)
             assert answer.code == NOTHING
-            assert found == {key: raws for key, raws in wanted.items() if key[0] == topic}
-            for _, queue_id in found:
+            assert bodies_by_queue == {key: raws for key, raws in wanted.items() if key[0] == topic}
+            for _, queue_id in bodies_by_queue:
                 assert served.brokers[0].positions.get("G", topic, queue_id) == (
                     served.brokers[0].queue(topic, queue_id).end)
 
@@ -172,7 +172,8 @@ def test_who_waits_is_answered_when_something_comes(written: Running) -> None:
                 for group in ("G", "H", "I")] == ["1", "0", "0"]  # H got the message at once
         client.receive()
         sent(other, "T", b"1")
-        answers = sorted((client.receive(), client.receive()), key=lambda each: len(each.body))
+        answers = sorted((client.receive(), client.receive()),
+                         key=lambda response: len(response.body))
         assert answers[0].ext == {"hasMsg": "true", "pollingFull": "false"}
         assert only(answers[1]).body == b"1"
         # Nothing new comes, but this one does again, and its time is not over yet.
@@ -193,8 +194,8 @@ def test_of_those_who_wait_for_the_same_one_hears_of_news(
         sent(other, "T", b"")
         acked(client, pop(client, "T"), "T")
         wish = asked("T", pollTime=10_000, maxMsgNums=1)
-        for each in (gone, client, gone, *[client] * 7):
-            each.send("POP_MESSAGE", ext=wish)
+        for other_client in (gone, client, gone, *[client] * 7):
+            other_client.send("POP_MESSAGE", ext=wish)
         until(lambda: len(looks) == 11)
         assert other.ask("POLLING_INFO", **wish).ext["pollingNum"] == "10"
         assert sum(map(len, written.brokers[0].waiting.values())) == 1
@@ -283,28 +284,28 @@ def test_who_asks_again_in_order_has_not_got_them(written: Running) -> None:
 def test_many_are_acked_at_once(client: Client, topic: str) -> None:
     answer = pop(client, topic, queueId=0, maxMsgNums=3)
     offsets = places(answer)["0 0"]
-    one = {"c": "G", "t": topic, "r": "0", "so": offsets[0], "q": 0, "rq": 0,
+    ack = {"c": "G", "t": topic, "r": "0", "so": offsets[0], "q": 0, "rq": 0,
            "pt": int(answer.ext["popTime"]), "it": 60_000}
     sets = (b64encode(bytes([1])), b64encode(bytes([4, 255])))
     assert client.ask("BATCH_ACK_MESSAGE", {"brokerName": "broker-a", "acks": [
-        {**one, "b": each.decode()} for each in sets]}).code == 0
+        {**ack, "b": golden_set.decode()} for golden_set in sets]}).code == 0
     assert stands(client, topic, 0) == offsets[1]
     assert client.ask("ACK_MESSAGE", **receipt(answer, topic, 0, offsets[1])).code == 0
     assert stands(client, topic, 0) == offsets[2] + 1
     for body, code in ((b"{}", NO_MESSAGE), (b"[", 1), (b'{"acks": [{}]}', 0),
-                       (json.dumps({"acks": [{**one, "b": "!"}]}).encode(), 1),
-                       (json.dumps({"acks": [{**one, "b": "/" * 2052}] * 2}).encode(), 1),
-                       (json.dumps({"acks": [{**one, "b": ""}] * 1025}).encode(), 1),
-                       (json.dumps({"acks": [{**one, "b": 5, "so": "x"}]}).encode(), 0),
-                       (json.dumps({"acks": [{**one, "c": "G" * 256}]}).encode(), 0)):
+                       (json.dumps({"acks": [{**ack, "b": "!"}]}).encode(), 1),
+                       (json.dumps({"acks": [{**ack, "b": "/" * 2052}] * 2}).encode(), 1),
+                       (json.dumps({"acks": [{**ack, "b": ""}] * 1025}).encode(), 1),
+                       (json.dumps({"acks": [{**ack, "b": 5, "so": "x"}]}).encode(), 0),
+                       (json.dumps({"acks": [{**ack, "c": "G" * 256}]}).encode(), 0)):
         assert client.ask("BATCH_ACK_MESSAGE", body).code == code, body
 
 
 def test_an_unknown_topic_does_not_hold_other_acks_up(client: Client, topic: str) -> None:
     answer = pop(client, topic, queueId=0, maxMsgNums=1)
-    one = {"c": "G", "r": "0", "so": 0, "q": 0, "pt": int(answer.ext["popTime"]), "b": "AQ=="}
+    ack = {"c": "G", "r": "0", "so": 0, "q": 0, "pt": int(answer.ext["popTime"]), "b": "AQ=="}
     assert client.ask("BATCH_ACK_MESSAGE", {"acks": [
-        {**one, "t": "gone"}, {**one, "t": topic}]}).code == 0
+        {**ack, "t": "gone"}, {**ack, "t": topic}]}).code == 0
     assert stands(client, topic, 0) == 1
 
 
@@ -337,8 +338,8 @@ def modes(client: Client, name: str, topic: str) -> list[tuple[int, str]]:
     answer = client.ask("QUERY_ASSIGNMENT", {
         "topic": topic, "consumerGroup": GROUP, "clientId": name, "strategyName": "AVG",
         "messageModel": "CLUSTERING"})
-    return sorted((each["messageQueue"]["queueId"], each["mode"])
-                  for each in answer.json()["messageQueueAssignments"])
+    return sorted((assignment["messageQueue"]["queueId"], assignment["mode"])
+                  for assignment in answer.json()["messageQueueAssignments"])
 
 
 def set_mode(client: Client, topic: str, mode: str = "POP", shared: int = 0) -> int:
@@ -348,12 +349,12 @@ def set_mode(client: Client, topic: str, mode: str = "POP", shared: int = 0) -> 
 
 def test_a_group_is_told_to_pop(client: Client, topic: str) -> None:
     join(client, "one", topic)
-    assert modes(client, "one", topic) == [(each, "PULL") for each in range(4)]
+    assert modes(client, "one", topic) == [(number, "PULL") for number in range(4)]
     assert set_mode(client, topic) == 0
     assert modes(client, "one", topic) == [(-1, "POP")]
     assert [set_mode(client, other) for other in ("none", "%RETRY%" + GROUP)] == [17, 16]
     assert set_mode(client, topic, "PULL") == 0
-    assert modes(client, "one", topic) == [(each, "PULL") for each in range(4)]
+    assert modes(client, "one", topic) == [(number, "PULL") for number in range(4)]
 
 
 def test_shares_of_those_who_pop() -> None:
@@ -418,8 +419,8 @@ def test_a_group_has_one_state_for_clients_of_both_protocols(root: Path, topic: 
     from tests.serve.stubs import Stub
 
     with serving(root, grpc=True) as served, Stub(served, topic) as stub, served.client() as client:
-        given = {(each.system_properties.queue_id, each.system_properties.queue_offset)
-                 for each in stub.got()}
+        given = {(message.system_properties.queue_id, message.system_properties.queue_offset)
+                 for message in stub.got()}
         answer = pop(client, topic)
         mine = {(int(key.split(" ")[1]), offset) for key, offsets in places(answer).items()
                 for offset in offsets}

@@ -25,9 +25,9 @@ STORED = {  # as brokers of these versions wrote it
 
 
 def of(version: str) -> PropertyBuilder:
-    made = PropertyBuilder(Settings(version=version, cluster="here"))
-    made.unique_id = lambda: "made"
-    return made
+    property_builder = PropertyBuilder(Settings(version=version, cluster="here"))
+    property_builder.unique_id = lambda: "made"
+    return property_builder
 
 
 @pytest.mark.parametrize("version", STORED)
@@ -54,20 +54,20 @@ def test_what_is_known_of_an_order_is_used_where_it_holds(version: str) -> None:
 
 @pytest.mark.parametrize("version", STORED)
 def test_what_tells_of_a_messages_row_is_found_as_in_all_its_properties(version: str) -> None:
-    source, made, plain = random.Random(RUN.seed), of(version), 0
+    source, property_builder, plain = random.Random(RUN.seed), of(version), 0
     pieces = ("TAGS", "\x01", "\x02", "\x02", "a", "TAGS\x01", "TAGS\x01b\x02", "DELAY\x01", "3",
               "INNER_NUM\x012\x02", "TIMER_DELAY_MS\x015\x02", "XTAGS\x01c", "KEYS\x01TAGS",
               "\x02UNIQ_KEY\x01d", "\x02TRAN_MSG\x01true")
     for _ in range(3000):
         text = "".join(source.choices(pieces, k=source.randrange(7)))
-        found = made.plain(text)
-        if found is not None:
+        plain_text = property_builder.plain(text)
+        if plain_text is not None:
             plain += 1
-            stored, tags, key = found
-            known = props.parse(stored)
-            assert stored == made._stored(text), text
-            assert (tags, key) == (known.get("TAGS"), known.get("UNIQ_KEY")), text
-            assert "TRAN_MSG" not in known, text
-            assert writing._delay_level(known) <= 0, text
-            assert not writing._has_other_rows(known), text
+            stored, tags, key = plain_text
+            properties = props.parse(stored)
+            assert stored == property_builder._stored(text), text
+            assert (tags, key) == (properties.get("TAGS"), properties.get("UNIQ_KEY")), text
+            assert "TRAN_MSG" not in properties, text
+            assert writing._delay_level(properties) <= 0, text
+            assert not writing._has_other_rows(properties), text
     assert plain > 300

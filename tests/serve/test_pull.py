@@ -24,15 +24,15 @@ _BOUNDS = ("minOffset", "maxOffset")
 def drained(client: Client, topic: str, queue_id: int, *, most: int = 32, tags: str = "*",
             kind: str = "TAG") -> list[bytes]:
     """All records of a queue, pulled as a consumer does."""
-    found: list[bytes] = []
+    bodies: list[bytes] = []
     offset = 0
     while True:
         answer = client.pull(topic, queue_id, offset, most=most, expression=tags, kind=kind)
         if answer.code == 19:
-            return found
+            return bodies
         assert answer.code in (0, 20, 21), (answer.code, answer.remark)
         for record in records(answer.body):
-            found.append(answer.body[:record.total_size])
+            bodies.append(answer.body[:record.total_size])
             answer.body = answer.body[record.total_size:]
         following = int(answer.ext["nextBeginOffset"])
         assert following > offset
@@ -41,7 +41,7 @@ def drained(client: Client, topic: str, queue_id: int, *, most: int = 32, tags: 
 
 def expected(root: Path) -> dict[tuple[str, int], list[bytes]]:
     """Every queue's records as they lie in the log, by their rows."""
-    found: dict[tuple[str, int], list[bytes]] = {}
+    raw_ats: dict[tuple[str, int], list[bytes]] = {}
     with Store.open(root) as store:
         view = View(store)
         for topic, queue_id in (*store.queues, *store.batch_queues):
@@ -49,8 +49,9 @@ def expected(root: Path) -> dict[tuple[str, int], list[bytes]]:
                     for page in queue.pages(queue.first, queue.end)
                     for row in zip(page[1].tolist(), page[2].tolist(), strict=True)]
             raw = [store.log.raw_at(*row) for row in rows]
-            found[topic, queue_id] = [one for one in raw if one is not None and decode(one).crc_ok]
-    return found
+            raw_ats[topic, queue_id] = [raw_at for raw_at in raw if raw_at is not None
+                                        and decode(raw_at).crc_ok]
+    return raw_ats
 
 
 @pytest.mark.parametrize("name", [
@@ -75,18 +76,18 @@ def test_every_message_of_every_queue_once_and_in_order(golden: GoldenFolder, na
 @pytest.mark.parametrize("kind", ["basic", "batchcq", "compaction"])
 def test_no_more_bytes_are_given_than_asked_for(golden: GoldenFolder, kind: str) -> None:
     with serving(golden(f"5.3.3/{kind}") / "store") as served, served.client() as client:
-        queues = [(topic, queue_id) for topic, each in served.brokers[0].source.topics.items()
-                  for queue_id in range(each.read_queues)]
+        queues = [(topic, queue_id) for topic, topic_name in served.brokers[0].source.topics.items()
+                  for queue_id in range(topic_name.read_queues)]
         for topic, queue_id in queues:
             whole = b"".join(drained(client, topic, queue_id))
-            found, offset, sizes = b"", 0, []
+            data, offset, sizes = b"", 0, []
             while (answer := client.ask(
                     "PULL_MESSAGE", consumerGroup="g", topic=topic, queueId=queue_id, sysFlag=4,
                     queueOffset=offset, maxMsgNums=32, subscription="*", maxMsgBytes=1)).code != 19:
                 sizes.append(len(list(records(answer.body))))
-                found += answer.body
+                data += answer.body
                 offset = int(answer.ext["nextBeginOffset"])
-            assert found == whole
+            assert data == whole
             assert set(sizes) <= {0, 1}
 
 
@@ -127,14 +128,14 @@ def test_the_states_of_a_queue_have_a_brokers_codes(golden: GoldenFolder) -> Non
 def test_tags_are_compared_by_their_hashes(golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic") / "store"
     wanted = expected(root)
-    (topic, queue_id), messages = max(wanted.items(), key=lambda each: len(each[1]))
+    (topic, queue_id), messages = max(wanted.items(), key=lambda pair: len(pair[1]))
     tags = [dict(pair.split("\x01") for pair in decode(raw).properties.decode().split("\x02")
                  if pair).get("TAGS") for raw in messages]
     some = sorted({tag for tag in tags if tag})[:2]
     assert some
     with serving(root) as served, served.client() as client:
-        found = drained(client, topic, queue_id, tags=" || ".join(some))
-        assert found == [raw for raw, tag in zip(messages, tags, strict=True) if tag in some]
+        received = drained(client, topic, queue_id, tags=" || ".join(some))
+        assert received == [raw for raw, tag in zip(messages, tags, strict=True) if tag in some]
         assert drained(client, topic, queue_id, tags="no-such-tag") == []
 
 
@@ -178,7 +179,7 @@ def test_damaged_messages_are_passed_over_and_counted(golden: GoldenFolder, tmp_
     root = tmp_path / "store"
     shutil.copytree(golden("4.9.3/basic") / "store", root)
     wanted = expected(root)
-    (topic, queue_id), messages = max(wanted.items(), key=lambda each: len(each[1]))
+    (topic, queue_id), messages = max(wanted.items(), key=lambda pair: len(pair[1]))
     place = decode(messages[5]).physical_offset
     with Store.open(root) as store:
         file = store.log.file_of(place)
@@ -206,7 +207,7 @@ def test_the_brokers_view_ends_where_a_broker_would(golden: GoldenFolder) -> Non
 def test_messages_by_key_and_by_time(golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic") / "store"
     wanted = expected(root)
-    (topic, queue_id), messages = max(wanted.items(), key=lambda each: len(each[1]))
+    (topic, queue_id), messages = max(wanted.items(), key=lambda pair: len(pair[1]))
     record = decode(messages[3])
     properties = dict(pair.split("\x01") for pair in record.properties.decode().split("\x02")
                       if pair)

@@ -43,22 +43,23 @@ def test_a_reply_reaches_who_asked(served: Running, request_name: str, fields: d
     with served.client() as asker, served.client() as other:
         join(asker)
         number = other.send(request_name, b"an answer", ext={**fields, text: TEXT})
-        told = asker.receive()
-        assert (told.code, told.body) == (PUSH_REPLY_MESSAGE_TO_CLIENT, b"an answer")
-        assert {name: told.ext[name] for name in ("topic", "producerGroup", "flag", "queueId",
-                                                  "unitMode", "bornTimestamp")} == {
-            "topic": REPLIES, "producerGroup": "PG_REPLY", "flag": "7", "queueId": "0",
-            "unitMode": "false", "bornTimestamp": "1"}
-        known = properties.parse(told.ext["properties"])
-        assert known.pop("PUSH_REPLY_TIME").isdigit()
-        assert {"MSG_REGION", "TRACE_ON"} < set(known)
-        assert properties.parse(TEXT).items() < known.items()
-        assert told.ext["storeHost"].count(":") == told.ext["bornHost"].count(":") == 1
-        asker.socket.sendall(write_command(Command(0, told.opaque, RESPONSE)))
+        response = asker.receive()
+        assert (response.code, response.body) == (PUSH_REPLY_MESSAGE_TO_CLIENT, b"an answer")
+        assert {name: response.ext[name] for name in ("topic", "producerGroup", "flag", "queueId",
+                                                      "unitMode", "bornTimestamp")} == {
+                "topic": REPLIES, "producerGroup": "PG_REPLY", "flag": "7", "queueId": "0",
+                "unitMode": "false", "bornTimestamp": "1"}
+        parsed_properties = properties.parse(response.ext["properties"])
+        assert parsed_properties.pop("PUSH_REPLY_TIME").isdigit()
+        assert {"MSG_REGION", "TRACE_ON"} < set(parsed_properties)
+        assert properties.parse(TEXT).items() < parsed_properties.items()
+        assert response.ext["storeHost"].count(":") == response.ext["bornHost"].count(":") == 1
+        asker.socket.sendall(write_command(Command(0, response.opaque, RESPONSE)))
         answer = other.receive()
         assert (answer.opaque, answer.code, answer.ext["queueOffset"]) == (number, 0, "0")
         (kept,) = pulled(other, REPLIES)
-        assert (kept.body, properties.parse(kept.properties.decode())) == (b"an answer", known)
+        assert (kept.body, properties.parse(kept.properties.decode())) == (b"an answer",
+                                                                           parsed_properties)
 
 
 def test_who_asked_is_not_here_or_says_nothing(served: Running, monkeypatch: pytest.MonkeyPatch

@@ -40,8 +40,9 @@ def test_after_too_many_times_it_is_a_dead_letter(served: Running) -> None:
         limits = [b"16 of None", b"3 of 3", b"0 of 0"]
         assert set(again) == {b"15 of None", *(limits if is_5 else [])}
         assert set(dead) == {b"17 of None", b"4 of 3", b"0 of -1", *([] if is_5 else limits)}
-        known = [properties.parse(record.properties.decode()) for record in pulled(client, DEAD)]
-        assert {each.get("DELAY") for each in known} == ({"-1"} if is_5 else {None})
+        properties_list = [properties.parse(record.properties.decode())
+                           for record in pulled(client, DEAD)]
+        assert {parsed.get("DELAY") for parsed in properties_list} == ({"-1"} if is_5 else {None})
     assert "CG" in served.brokers[0].new_groups
 
 
@@ -53,8 +54,8 @@ def test_of_orderly_consumers_it_is_a_dead_letter_at_once(served: Running) -> No
         queue = {"topic": "T", "brokerName": "broker-a", "queueId": 0}
         client.ask("LOCK_BATCH_MQ", {"consumerGroup": "CG", "clientId": "x", "mqSet": [queue]})
         sent(client, RETRY, b"then", j=1)
-        found = [record.body for record in pulled(client, DEAD)]
-        assert found == ([b"then"] if writer.settings.profile.generation >= 5 else [])
+        bodies = [record.body for record in pulled(client, DEAD)]
+        assert bodies == ([b"then"] if writer.settings.profile.generation >= 5 else [])
 
 
 def test_a_resent_half_message_is_none_for_a_5x_broker(served: Running) -> None:
@@ -66,9 +67,9 @@ def test_a_resent_half_message_is_none_for_a_5x_broker(served: Running) -> None:
             sent(client, RETRY, b"x", text=half + more, j=1)
     (waiting,) = served.brokers[0].queue("SCHEDULE_TOPIC_XXXX", 17).pull(0, 9, None).records
     assert served.brokers[0].queue("RMQ_SYS_TRANS_HALF_TOPIC", 0).end == 1
-    known = properties.parse(decode(waiting).properties.decode())
-    assert known["REAL_TOPIC"] == (RETRY if writer.settings.profile.generation >= 5
-                                   else "RMQ_SYS_TRANS_HALF_TOPIC")
+    parsed_properties = properties.parse(decode(waiting).properties.decode())
+    assert parsed_properties["REAL_TOPIC"] == (RETRY if writer.settings.profile.generation >= 5
+                                               else "RMQ_SYS_TRANS_HALF_TOPIC")
 
 
 def test_no_batch_goes_into_a_retry_topic(served: Running) -> None:

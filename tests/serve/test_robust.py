@@ -105,7 +105,7 @@ def test_pipelined_requests_are_answered_in_order(served: Running) -> None:
 
 def test_who_takes_no_answers_is_not_read_from(served: Running, root: Path) -> None:
     with Store.open(root) as store:
-        (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
+        (topic, queue_id), _ = max(store.queues.items(), key=lambda pair: pair[1].written)
     request = write_command(Command(11, 1, 0, {
         "consumerGroup": "g", "topic": topic, "queueId": str(queue_id), "queueOffset": "0",
         "maxMsgNums": "32", "sysFlag": "4", "subscription": "*"}))
@@ -131,14 +131,14 @@ def test_connections_are_limited_and_given_back(root: Path) -> None:
         server = served.server
         _wait_until(lambda: server.accepted + server.turned_away == 300 and not server.connections)
         open_ones = [served.client() for _ in range(3)]
-        assert all(each.ask("GET_BROKER_CLUSTER_INFO").code == 0 for each in open_ones)
+        assert all(open_one.ask("GET_BROKER_CLUSTER_INFO").code == 0 for open_one in open_ones)
         with served.client() as fourth, pytest.raises((EOFError, ConnectionError)):
             fourth.ask("GET_BROKER_CLUSTER_INFO")
         open_ones.pop().close()
         _wait_until(lambda: len(served.server.connections) == 2)
         assert alive(served)
-        for each in open_ones:
-            each.close()
+        for open_one in open_ones:
+            open_one.close()
     assert served.server.turned_away >= 1
     assert served.server.unfinished.held == 0
 
@@ -208,7 +208,7 @@ def test_what_is_done_now_and_then_goes_on_after_an_error(
 
 def test_who_takes_nothing_gets_no_more_messages_for_pulls_that_wait(root: Path) -> None:
     with Store.open(root) as store:
-        (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
+        (topic, queue_id), _ = max(store.queues.items(), key=lambda pair: pair[1].written)
     with serving(root) as served, served.client() as client:
         end = client.ask("GET_MAX_OFFSET", topic=topic, queueId=queue_id).ext["offset"]
         client.send("PULL_MESSAGE", bytes(100_000), ext={
@@ -272,7 +272,7 @@ def test_rows_that_lead_nowhere_end_a_pull_in_time(root: Path, monkeypatch: pyte
         memoryview(b""), np.zeros(len(places) + 1, np.int64)))
     monkeypatch.setattr(reading, "FILTER_S", -1)
     with Store.open(root) as store:
-        (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
+        (topic, queue_id), _ = max(store.queues.items(), key=lambda pair: pair[1].written)
     with serving(root) as served, served.client() as client:
         answer = client.pull(topic, queue_id, 0)
         assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "1")
@@ -296,7 +296,7 @@ def test_a_store_is_looked_at_once_more_after_a_change(root: Path, tmp_path: Pat
 def test_messages_that_are_sent_back_are_counted_whatever_is_in_them(
         root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(root) as store:
-        (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
+        (topic, queue_id), _ = max(store.queues.items(), key=lambda pair: pair[1].written)
     with serving(root, settings=ServeSettings(retry_memory=40_000)) as served, (
             served.client()) as client:
         (broker,) = served.brokers
@@ -305,9 +305,9 @@ def test_messages_that_are_sent_back_are_counted_whatever_is_in_them(
         client.ask("HEART_BEAT", {"clientID": "c", "consumerDataSet": [{"groupName": "g"}]})
 
         def sent_back(text: bytes, level: int = 0) -> int:
-            made = build(replace(record, properties=text, total_size=size_of(
+            built = build(replace(record, properties=text, total_size=size_of(
                 0, record.magic, 0, len(record.topic), len(text))))
-            monkeypatch.setattr(broker, "raw_at", lambda _: made)
+            monkeypatch.setattr(broker, "raw_at", lambda _: built)
             return client.ask("CONSUMER_SEND_MSG_BACK", offset=0, group="g", delayLevel=level).code
 
         assert sent_back(b"K\x01" + b"v" * 32_760) == 13

@@ -49,8 +49,8 @@ def served(version: str, tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def client(served: Running) -> Iterator[Client]:
-    with served.client() as made:
-        yield made
+    with served.client() as connected:
+        yield connected
 
 
 def queues(client: Client, topic: str) -> int:
@@ -118,11 +118,11 @@ def test_more_queues_than_are_served_take_nothing(tmp_path: Path, version: str, 
 
 def test_a_topic_is_made_with_the_queues_that_its_producer_asks_for(client: Client, illegal: int
                                                                     ) -> None:
-    for wanted, made in ((8, 8), (2, 2), (100, 8), (1, 1)):
+    for wanted, queue_count in ((8, 8), (2, 2), (100, 8), (1, 1)):
         topic = f"T{wanted}"
-        assert sent(client, topic, b"x", queue=made - 1, d=wanted).code == 0
-        assert queues(client, topic) == made
-        assert sent(client, topic, b"x", queue=made).code == illegal
+        assert sent(client, topic, b"x", queue=queue_count - 1, d=wanted).code == 0
+        assert queues(client, topic) == queue_count
+        assert sent(client, topic, b"x", queue=queue_count).code == illegal
     assert sent(client, "none", b"x", d=0).code == illegal
     assert sent(client, "T2", b"any", queue=-1).code == 0
 
@@ -207,9 +207,9 @@ def test_what_the_brokers_own_configuration_switches_off(tmp_path: Path, version
         join(client, "one", "found")
         assert members(client) == ["one"]
         assert client.pull("found", 0, 0, group="CG").code == 0
-        said = client.ask("GET_BROKER_CONFIG").body.decode().splitlines()
+        lines = client.ask("GET_BROKER_CONFIG").body.decode().splitlines()
         assert {"autoCreateTopicEnable=false", "autoCreateSubscriptionGroup=false",
-                "maxMessageSize=1000"} <= set(said)
+                "maxMessageSize=1000"} <= set(lines)
 
 
 def test_a_store_that_is_only_read_says_the_region_too(golden: GoldenFolder) -> None:
@@ -227,7 +227,7 @@ def test_a_message_that_was_retried_most_often_holds_nobody_up(client: Client, v
     sent(client, "R", b"once")
     if version == "5.3.3":
         first, second = (pop(client, "R", maxMsgNums=1, invisibleTime=200) for _ in range(2))
-        assert [only(each).body for each in (first, second)] == [b"often", b"once"]
+        assert [only(popped).body for popped in (first, second)] == [b"often", b"once"]
         time.sleep(0.3)
         assert only(pop(client, "R", maxMsgNums=1)).body == b"often"
     join(client, "one", "R")
@@ -298,9 +298,9 @@ def test_retries_go_into_any_queue_of_the_group(served: Running, client: Client)
                           delayLevel=1).code == 0
     waiting = pulled(client, "SCHEDULE_TOPIC_XXXX")
     assert len(waiting) == 24
-    found = {each.properties.decode().partition("REAL_QID\x01")[2][0] for each in waiting}
-    assert len(found) > 1
-    assert found <= set("0123")
+    queue_ids = {record.properties.decode().partition("REAL_QID\x01")[2][0] for record in waiting}
+    assert len(queue_ids) > 1
+    assert queue_ids <= set("0123")
 
 
 @pytest.mark.parametrize(("says", "topic"), [(63, "%RETRY%CG"), (120, "%RETRY%CG"),
@@ -366,11 +366,11 @@ def test_two_clients_with_one_id_are_two_members(client: Client, served: Running
         with served.client() as twin:
             join(twin, "one", "T")
             assert members(client) == ["one"]
-            told = len(client.unsolicited)
-            for each in (client, twin, client, twin):  # who was there before brings no news
-                join(each, "one", "T")
+            count = len(client.unsolicited)
+            for connection in (client, twin, client, twin):  # who was there before brings no news
+                join(connection, "one", "T")
             members(client)
-            assert len(client.unsolicited) == told
+            assert len(client.unsolicited) == count
             answer = client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup="CG").json()
             assert len(answer["connectionSet"]) == 2
             del client.unsolicited[:]
@@ -443,7 +443,7 @@ def test_a_dead_letter_of_a_poisoned_message_is_that_message(tmp_path: Path) -> 
         sent(client, "R", b"often", j=MOST)
         sent(client, "R", b"once")
         with Stub(served, "R") as stub:
-            assert [each.body for each in stub.got()] == [b"once"]
+            assert [message.body for message in stub.got()] == [b"once"]
         (dead,) = pulled(client, "%DLQ%G")
         assert dead.body == b"often"
         assert next(records(client.pull("R", 0, 0).body)).body == b"often"

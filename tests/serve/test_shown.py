@@ -49,13 +49,13 @@ def store(golden: GoldenFolder) -> Path:
 
 
 def second_of(served: Running, watch: CountWatch) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    served.do(lambda: found.extend(figures.events(served.server, watch.look())))
-    return found
+    events: list[dict[str, Any]] = []
+    served.do(lambda: events.extend(figures.events(served.server, watch.look())))
+    return events
 
 
 def test_a_second_is_told_as_sums(store: Path) -> None:
-    (topic, queue_id), wanted = max(expected(store).items(), key=lambda each: len(each[1]))
+    (topic, queue_id), wanted = max(expected(store).items(), key=lambda pair: len(pair[1]))
     with serving(store) as served, served.client() as client:
         watch = CountWatch(served.server)
         client.ask("GET_NAMESRV_CONFIG")
@@ -86,16 +86,16 @@ def test_a_second_is_told_as_sums(store: Path) -> None:
 def test_metrics_of_many_groups_are_summed_up(store: Path, monkeypatch: pytest.MonkeyPatch
                                               ) -> None:
     monkeypatch.setattr(figures, "MAX_LABELS", 3)
-    (topic, queue_id), _ = max(expected(store).items(), key=lambda each: len(each[1]))
+    (topic, queue_id), _ = max(expected(store).items(), key=lambda pair: len(pair[1]))
     with serving(store) as served, served.client() as client:
         for name in ("g0", "*", "g1", "g2", "g3"):
             client.pull(topic, queue_id, 0, most=2, group=name)
-        found: list[figures.Sample] = []
-        served.do(lambda: found.extend(figures.samples(served.server)))
-    delivered = [(labels["group"], value) for name, labels, value in found
+        samples: list[figures.Sample] = []
+        served.do(lambda: samples.extend(figures.samples(served.server)))
+    delivered = [(labels["group"], value) for name, labels, value in samples
                  if name == "rmqctl_serve_messages_delivered_total"]
     assert delivered == [("g0", 2), ("g1", 2), ("*", 6)]
-    assert {name for name, _, _ in found} <= set(figures.HELP)
+    assert {name for name, _, _ in samples} <= set(figures.HELP)
 
 
 def run(*args: str) -> subprocess.Popen[str]:
@@ -124,19 +124,19 @@ def test_prometheus_is_answered_and_senders_are_counted() -> None:
                 with socket.create_connection((place.host, place.port)) as other:
                     other.sendall(asked)
                     assert ended(other)[:12] == answer
-            for each in silent[:-1]:  # the last one is there at the end
-                each.close()
+            for connection in silent[:-1]:  # the last one is there at the end
+                connection.close()
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=20)
     assert (process.returncode, err) == (0, "")
-    found = {(sample.name, tuple(value for name, value in sorted(sample.labels.items())
-                                 if name != "broker")): sample.value
-             for family in text_string_to_metric_families(text) for sample in family.samples}
-    assert found["rmqctl_serve_connections", ()] == 1
-    assert found["rmqctl_serve_messages_received_total", ("T",)] == 3
-    assert found["rmqctl_serve_messages_delivered_total", (HOSTILE, "T")] >= 1
-    assert found["rmqctl_serve_group_diff", (HOSTILE, "T")] == 2
-    assert found["rmqctl_serve_requests_total", ("SEND_MESSAGE_V2",)] == 3
+    samples = {(sample.name, tuple(value for name, value in sorted(sample.labels.items())
+                                   if name != "broker")): sample.value
+               for family in text_string_to_metric_families(text) for sample in family.samples}
+    assert samples["rmqctl_serve_connections", ()] == 1
+    assert samples["rmqctl_serve_messages_received_total", ("T",)] == 3
+    assert samples["rmqctl_serve_messages_delivered_total", (HOSTILE, "T")] >= 1
+    assert samples["rmqctl_serve_group_diff", (HOSTILE, "T")] == 2
+    assert samples["rmqctl_serve_requests_total", ("SEND_MESSAGE_V2",)] == 3
     events = [json.loads(line) for line in out.splitlines()]
     assert sum(event["messages"] for event in events if event["event"] == "sent") == 3
     assert [event["lag"] for event in events if event["event"] == "committed"][-1:] == [2]
@@ -172,7 +172,7 @@ def test_a_port_for_metrics_that_is_not_to_be_had() -> None:
 
 
 def test_the_screen_shows_who_is_there(store: Path) -> None:
-    (topic, queue_id), wanted = max(expected(store).items(), key=lambda each: len(each[1]))
+    (topic, queue_id), wanted = max(expected(store).items(), key=lambda pair: len(pair[1]))
     pages: list[str] = []
     with serving(store) as served, served.client() as client:
         watch = CountWatch(served.server)

@@ -21,10 +21,10 @@ def test_sums_are_of_their_times(monkeypatch):
         put["t"] += 2
         got["g", "t"] += 1
         kept.note(put, got)
-    found = kept.of(put["t"], lambda before: before.put.get("t", 0))
-    assert {name: each["sum"] for name, each in found.items()} == {
+    result = kept.of(put["t"], lambda before: before.put.get("t", 0))
+    assert {name: amount["sum"] for name, amount in result.items()} == {
         "statsMinute": 10, "statsHour": 600, "statsDay": 2 * 360 * 23}
-    assert {each["tps"] for each in found.values()} == {0.2}
+    assert {amount["tps"] for amount in result.values()} == {0.2}
     assert kept.rate(got["g", "t"], lambda before: before.got.get(("g", "t"), 0)) == 0.1
     assert [len(notes) for notes in kept.notes.values()] == [6, 6, 24]
 

@@ -47,21 +47,21 @@ class Run {
 def junit() -> str:
     """The class path of JUnit 5, of the system or of Maven. Skips where there is none."""
     system = Path("/usr/share/java")
-    found = [system / f"{name.rpartition('/')[2]}.jar" for name in JUNIT]
-    found += [system / "opentest4j.jar", system / "apiguardian-api.jar"]
+    paths = [system / f"{name.rpartition('/')[2]}.jar" for name in JUNIT]
+    paths += [system / "opentest4j.jar", system / "apiguardian-api.jar"]
     maven = Path.home() / ".m2" / "repository" / "org"
     for version in ("5.14.4", "5.13.4", "5.12.2", "5.11.4", "5.10.3"):
-        if all(path.exists() for path in found):
+        if all(path.exists() for path in paths):
             break
-        found = []
+        paths = []
         for name in JUNIT:
             own = version.replace("5.", "1.", 1) if name.startswith("platform") else version
-            found.append(maven / "junit" / name / own / f"{name.rpartition('/')[2]}-{own}.jar")
+            paths.append(maven / "junit" / name / own / f"{name.rpartition('/')[2]}-{own}.jar")
         for name in ("opentest4j/opentest4j", "apiguardian/apiguardian-api"):
-            found += sorted((maven / name).glob("*/*.jar"))[-1:]
-    if shutil.which("javac") is None or not all(path.exists() for path in found):
+            paths += sorted((maven / name).glob("*/*.jar"))[-1:]
+    if shutil.which("javac") is None or not all(path.exists() for path in paths):
         pytest.skip("there is no JUnit 5")
-    return ":".join(map(str, found))
+    return ":".join(map(str, paths))
 
 
 @pytest.fixture
@@ -96,10 +96,11 @@ def test_what_is_sent_is_there_until_the_end(monkeypatch: pytest.MonkeyPatch) ->
         server.send(topic, b"\0\xff")
         for number in range(40):
             server.send("many", str(number))
-        found = server.messages(topic)
-        assert [(each.queue_id, each.body, each.tags, each.keys) for each in found] == [
-            (0, b"\0\xff", None, []), (1, b"one", "A", ["x", "y"])]
-        assert [each.body for each in server.messages("many")] == [
+        messages = server.messages(topic)
+        assert [(message.queue_id, message.body, message.tags, message.keys)
+                for message in messages] == [
+                    (0, b"\0\xff", None, []), (1, b"one", "A", ["x", "y"])]
+        assert [message.body for message in server.messages("many")] == [
             str(number).encode() for number in range(40)]
         with pytest.raises(UsageError, match=r"no such topic: mamy; similar: many"):
             server.messages("mamy")
@@ -111,8 +112,8 @@ def test_what_is_sent_is_there_until_the_end(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RocketMQ]:
-    with RocketMQ("--topic", "made") as found:
-        yield found
+    with RocketMQ("--topic", "made") as rocket_mq:
+        yield rocket_mq
 
 
 def test_waiting_for_messages(server: RocketMQ) -> None:
@@ -121,7 +122,7 @@ def test_waiting_for_messages(server: RocketMQ) -> None:
         waiting = pool.submit(server.wait_for, topic, 3)
         for queue_id in (2, 0, 1):
             server.send(topic, str(queue_id), queue_id=queue_id)
-        assert [each.body for each in waiting.result()] == [b"0", b"1", b"2"]
+        assert [record.body for record in waiting.result()] == [b"0", b"1", b"2"]
         late = pool.submit(server.wait_for, f"{topic}-made-later", 1)
         server.send(f"{topic}-made-later", "x")
         assert len(late.result()) == 1
@@ -133,8 +134,8 @@ def test_waiting_for_messages(server: RocketMQ) -> None:
 
 def test_how_far_a_group_is(server: RocketMQ) -> None:
     topic, other, group = server.topic(queues=1), server.topic(queues=1), uuid4().hex
-    for each in (topic, topic, topic, other):
-        server.send(each, "x")
+    for topic_name in (topic, topic, topic, other):
+        server.send(topic_name, "x")
     for ask in (server.lag, server.reset, server.dead_letters):
         with pytest.raises(UsageError, match="no such consumer group"):
             ask(group)
@@ -163,7 +164,7 @@ def test_delayed_messages_and_dead_letters(server: RocketMQ) -> None:
     assert server.delayed() == []
     server.send(topic, "by level", queue_id=2, delay_level=18)
     server.send(topic, "timed", queue_id=3, properties={"TIMER_DELAY_SEC": "3600"})
-    assert [(each.topic, each.queue_id, each.body) for each in server.delayed()] == [
+    assert [(message.topic, message.queue_id, message.body) for message in server.delayed()] == [
         (topic, 2, b"by level"), (topic, 3, b"timed")]
     assert server.messages(topic) == []
     server.send(topic, "given up")
@@ -186,9 +187,9 @@ def test_refused_sends(server: RocketMQ) -> None:
             server.send(topic, "x")
     server.send(topic, "x")
     with server.refuse_sends(code=2):
-        for each in (topic, other, topic):
+        for topic_name in (topic, other, topic):
             with pytest.raises(RmqctlError, match="code 2, refused because the test asked"):
-                server.send(each, "x")
+                server.send(topic_name, "x")
     server.send(topic, "x")
     assert (len(server.messages(topic)), len(server.messages(other))) == (2, 1)
     with pytest.raises(RmqctlError, match="times"):
@@ -220,7 +221,7 @@ def test_a_server_that_is_stopped_and_starts_again(server: RocketMQ) -> None:
             with pytest.raises(EOFError):
                 client.receive()
     server.send(topic, "after")
-    assert [each.body for each in server.messages(topic)] == [b"before", b"after"]
+    assert [message.body for message in server.messages(topic)] == [b"before", b"after"]
     assert (server.lag("kept"), server.address) == (1, address)
     with server.pause():
         server.stop()
@@ -248,7 +249,7 @@ def test_the_same_with_asyncio() -> None:
             topic = await server.topic(queues=1)
             waiting = asyncio.create_task(server.wait_for(topic, 1))
             await server.send(topic, "x", tags="A")
-            assert [each.tags for each in await waiting] == ["A"]
+            assert [message.tags for message in await waiting] == ["A"]
             async with await server.refuse_sends():
                 with pytest.raises(RmqctlError, match="code 14"):
                     await server.send(topic, "x")
@@ -269,7 +270,7 @@ def test_orders_that_come_together_are_done_one_by_one() -> None:
                             + b'no order\n{"order": "slow", "ms": "1"}\n{"order": "kill"}\n')
         process.stdin.flush()
         answers = [server._answers.get(timeout=20) for _ in range(len(names) + 3)]
-        assert [each["order"] for each in answers] == [*names, None, None, None]
+        assert [answer["order"] for answer in answers] == [*names, None, None, None]
         server.topic()
 
 

@@ -36,8 +36,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(timer_files, "_LOG_FILE", 40 * UNIT_SIZE)
 
     def quick(store: Store, given: dict[str, object]) -> BrokerConfig:
-        found = resolve(store, given)
-        return replace(found, settings=replace(found.settings, timer_precision=100))
+        resolved = resolve(store, given)
+        return replace(resolved, settings=replace(resolved.settings, timer_precision=100))
 
     monkeypatch.setattr(opening, "resolve", quick)
     return tmp_path / "store"
@@ -56,11 +56,11 @@ def at(seconds: float) -> str:
 def waited(client: Client, number: int, topic: str = "orders") -> list[bytes]:
     """The bodies in queue 0, as soon as there are so many."""
     for _ in range(60):
-        found = [record.body for record in pulled(client, topic)]
-        if len(found) >= number:
+        bodies = [record.body for record in pulled(client, topic)]
+        if len(bodies) >= number:
             break
         time.sleep(0.1)
-    return found
+    return bodies
 
 
 def test_messages_come_when_they_are_due(root: Path, rmqctl: Runner) -> None:
@@ -73,9 +73,9 @@ def test_messages_come_when_they_are_due(root: Path, rmqctl: Runner) -> None:
         assert waited(client, 2)[1].startswith(b"TIMER_DELIVER_MS")
         assert set(waited(client, 4)[2:]) == {b"TIMER_DELAY_MS\x011000", b"TIMER_DELAY_SEC\x011"}
         assert 0.9 <= time.time() - begun < 5
-        known = properties.parse(pulled(client, "orders")[-1].properties.decode())
-        assert {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"} < set(known)
-        assert (known["REAL_TOPIC"], known["REAL_QID"]) == ("orders", "0")
+        parsed_properties = properties.parse(pulled(client, "orders")[-1].properties.decode())
+        assert {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS"} < set(parsed_properties)
+        assert (parsed_properties["REAL_TOPIC"], parsed_properties["REAL_QID"]) == ("orders", "0")
     rmqctl("verify", str(root)).expect(0)
 
 
@@ -126,9 +126,9 @@ def test_a_long_wait_takes_several_rounds(served: Running, monkeypatch: pytest.M
     with served.client() as client:
         sent(client, "orders", b"x", text=at(0.7))
         assert waited(client, 1) == [b"x"]
-        known = properties.parse(pulled(client, "orders")[0].properties.decode())
-        assert int(known["TIMER_ROLL_TIMES"]) >= 1
-        assert len(pulled(client, TIMERS)) == 1 + int(known["TIMER_ROLL_TIMES"])
+        parsed_properties = properties.parse(pulled(client, "orders")[0].properties.decode())
+        assert int(parsed_properties["TIMER_ROLL_TIMES"]) >= 1
+        assert len(pulled(client, TIMERS)) == 1 + int(parsed_properties["TIMER_ROLL_TIMES"])
 
 
 def test_what_strangers_put_into_the_timer_topic_does_no_harm(served: Running) -> None:
@@ -166,13 +166,14 @@ def units(root: Path, end: int) -> OpenTimerFiles:
 
 
 def test_slots_that_a_crash_left_behind_are_led_to_their_units(root: Path) -> None:
-    made = units(root, 0)
-    moment = made.moment(int(time.time() * 1000)) + 60_000
+    open_timer_files = units(root, 0)
+    moment = open_timer_files.moment(int(time.time() * 1000)) + 60_000
     for number in range(90):
-        made.add(moment + number % 2 * 1000, moment - 60_000, number * 100, 100, 0, deletes=False)
-    made.keep()
-    made.close()
-    wheel, end = root / "timerwheel", made.end
+        open_timer_files.add(moment + number % 2 * 1000, moment - 60_000, number * 100, 100, 0,
+                             deletes=False)
+    open_timer_files.keep()
+    open_timer_files.close()
+    wheel, end = root / "timerwheel", open_timer_files.end
 
     def places(files: OpenTimerFiles, when: int) -> list[int]:
         return [unit.physical_offset for _, unit in files.units(when, files.newest(when))]

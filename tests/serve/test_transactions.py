@@ -86,23 +86,23 @@ def wait(holds: Callable[[], bool], seconds: float = 8) -> None:
 def asked(client: Client) -> Command:
     """What the client is asked next."""
     while True:
-        found = client.unsolicited.pop(0) if client.unsolicited else client.receive()
-        if found.code == CHECK_TRANSACTION_STATE and not found.is_response:
-            return found
+        command = client.unsolicited.pop(0) if client.unsolicited else client.receive()
+        if command.code == CHECK_TRANSACTION_STATE and not command.is_response:
+            return command
 
 
 def stored(root: Path, topic: str, queue: int = 0) -> list[Record]:
     """What lies in a queue of a store that nobody writes to."""
     with Store.open(root) as store:
-        found = store.queue(topic, queue)
-        if found is None or not found.exists:
+        queue_state = store.queue(topic, queue)
+        if queue_state is None or not queue_state.exists:
             return []
-        return [record for _, rows in found.pages(0, found.disk_end)
+        return [record for _, rows in queue_state.pages(0, queue_state.disk_end)
                 for place in rows["physical_offset"].tolist()
                 if (record := store.log.record_at(place)) is not None]
 
 
-def known(record: Record) -> dict[str, str]:
+def properties_of(record: Record) -> dict[str, str]:
     return properties.parse(record.properties.decode())
 
 
@@ -115,7 +115,8 @@ def test_a_half_message_comes_when_it_is_committed(served: Running, root: Path, 
         assert pulled(client, "orders", 1) == []
         (half, _) = pulled(client, HALF_TOPIC)
         assert (half.body, half.sys_flag, half.queue_id) == (b"kept", 0, 0)
-        assert (known(half)["REAL_TOPIC"], known(half)["REAL_QID"]) == ("orders", "1")
+        assert (properties_of(half)["REAL_TOPIC"], properties_of(half)["REAL_QID"]) == ("orders",
+                                                                                        "1")
         assert end(client, kept).code == 0
         assert end(client, gone, ROLLBACK).code == 0
         (record,) = pulled(client, "orders", 1)
@@ -123,9 +124,9 @@ def test_a_half_message_comes_when_it_is_committed(served: Running, root: Path, 
             b"kept", COMMIT, half.physical_offset)
         assert record.properties == half.properties
         wait(lambda: sum(map(len, map(rules.ended_by, pulled(client, OP_HALF_TOPIC)))) == 2)
-        bodies = [bytes(each.body) for each in pulled(client, OP_HALF_TOPIC)]
+        bodies = [bytes(record.body) for record in pulled(client, OP_HALF_TOPIC)]
         assert b",".join(bodies).replace(b",,", b",") in (b"0,1", b"0,1,")
-        assert {bytes(each.properties).rstrip(b"\2") for each in pulled(client, OP_HALF_TOPIC)
+        assert {bytes(record.properties).rstrip(b"\2") for record in pulled(client, OP_HALF_TOPIC)
                 } == {b"WAIT\1true\2TAGS\1d"}  # as brokers of both versions write it
 
 
@@ -156,7 +157,7 @@ def test_who_does_not_know_is_asked_and_asked_again(served: Running, root: Path)
         for number, question in enumerate((first, second), 1):
             record = decode(question.body)
             assert (record.topic, record.queue_id, record.body) == (b"orders", 1, b"later")
-            assert known(record)["TRANSACTION_CHECK_TIMES"] == str(number)
+            assert properties_of(record)["TRANSACTION_CHECK_TIMES"] == str(number)
             assert (str(record.queue_offset), str(record.physical_offset)) == (
                 question.ext["tranStateTableOffset"], question.ext["commitLogOffset"])
             assert (question.ext["msgId"], question.ext["transactionId"]) == ("Klater", "Klater")
@@ -184,7 +185,7 @@ def test_what_nobody_answers_for_is_given_up(served: Running, root: Path, rmqctl
         prepared(client, b"lost", "k\x01v")
         wait(lambda: bool(pulled(client, rules.GIVEN_UP_TOPIC)))
         (record,) = pulled(client, rules.GIVEN_UP_TOPIC)
-        assert (record.body, known(record)["TRANSACTION_CHECK_TIMES"]) == (b"lost", "2")
+        assert (record.body, properties_of(record)["TRANSACTION_CHECK_TIMES"]) == (b"lost", "2")
         time.sleep(0.25)
         assert len(pulled(client, rules.GIVEN_UP_TOPIC)) == 1
         assert len(pulled(client, HALF_TOPIC)) == 3
@@ -197,9 +198,10 @@ def test_a_producer_may_ask_to_be_left_alone(served: Running) -> None:
         wait(lambda: len(pulled(client, HALF_TOPIC)) > 2)
         assert not client.unsolicited
         copies = pulled(client, HALF_TOPIC)
-        assert {known(each).get("TRAN_PREPARED_QUEUE_OFFSET") for each in copies} == {None, "0"}
+        assert {properties_of(record).get("TRAN_PREPARED_QUEUE_OFFSET")
+                for record in copies} == {None, "0"}
         assert end(client, half).code == 0
-        assert [each.body for each in pulled(client, "orders", 1)] == [b"slow"]
+        assert [record.body for record in pulled(client, "orders", 1)] == [b"slow"]
         time.sleep(0.25)
         count = len(pulled(client, HALF_TOPIC))
         time.sleep(0.25)
@@ -214,7 +216,7 @@ def test_a_restart_goes_on_with_it(root: Path, rmqctl: Runner, monkeypatch: pyte
         end(client, halves[2], ROLLBACK)
     rmqctl("verify", str(root)).expect(0)
     ops = stored(root, OP_HALF_TOPIC)
-    assert [offset for each in ops for offset in rules.ended_by(each)] == [1, 2]
+    assert [offset for message in ops for offset in rules.ended_by(message)] == [1, 2]
     with serving(root, settings=WRITABLE) as served, served.client() as client:
         assert end(client, halves[0]).code == 0
     with serving(root, settings=WRITABLE, then=[at_once]) as served, served.client() as client:
@@ -224,7 +226,7 @@ def test_a_restart_goes_on_with_it(root: Path, rmqctl: Runner, monkeypatch: pyte
         answer = Command(0, ext={"msgId": question.ext["offsetMsgId"],
                                  "queueOffset": question.ext["tranStateTableOffset"]})
         assert end(client, answer, asked=True).code == 0
-        bodies = [each.body for each in pulled(client, "orders", 1)]
+        bodies = [record.body for record in pulled(client, "orders", 1)]
         assert bodies == [b"1", b"0", b"3"]
     rmqctl("verify", str(root)).expect(0)
     offsets = json.loads((root / "config" / "consumerOffset.json").read_text())["offsetTable"]
@@ -258,7 +260,7 @@ def test_it_goes_on_after_kill_9(root: Path, rmqctl: Runner) -> None:
             seen.add(decode(question.body).body)
             end(client, Command(0, ext={"msgId": question.ext["offsetMsgId"], "queueOffset":
                                         question.ext["tranStateTableOffset"]}), asked=True)
-        bodies = [each.body for each in pulled(client, "orders", 1)]
+        bodies = [record.body for record in pulled(client, "orders", 1)]
         assert set(bodies) == {b"0", b"1", b"2"}
     rmqctl("verify", str(root)).expect(0)
 
@@ -279,15 +281,15 @@ def test_records_are_those_that_the_engine_wrote(version: str, golden: GoldenFol
             text = properties.build(given)
             wanted = store.log.record_at(line["result"]["wroteOffset"])
             assert wanted is not None
-            made = transactions.half(Outgoing(topic, b"", text, queue, sys_flag=4), settings,
-                                     lambda: "unused")
+            record = transactions.half(Outgoing(topic, b"", text, queue, sys_flag=4), settings,
+                                       lambda: "unused")
             expected = properties.parse(wanted.properties.decode())
             # The set was put into the store itself: what a broker does before that is not in it.
             own = {"CLUSTER", "UNIQ_KEY", "__transactionId__", "WAIT"}
-            names = [[name for name in each if name not in own]
-                     for each in (properties.parse(made.properties), expected)]
+            names = [[name for name in parsed if name not in own]
+                     for parsed in (properties.parse(record.properties), expected)]
             assert names[0] == names[1]
-            assert (made.topic, made.queue_id, made.sys_flag) == (HALF_TOPIC, 0, 0)
+            assert (record.topic, record.queue_id, record.sys_flag) == (HALF_TOPIC, 0, 0)
             assert ended.rebuilt(wanted, settings).encode() == wanted.properties
             count += 1
     assert count == 20
@@ -296,17 +298,17 @@ def test_records_are_those_that_the_engine_wrote(version: str, golden: GoldenFol
 def test_a_brokers_store_goes_on_here(golden_copy: GoldenFolder, rmqctl: Runner) -> None:
     """What the engine left half done is asked for, what it ended is not."""
     root = golden_copy("4.9.3/transaction/store")
-    ended = {offset for each in stored(root, OP_HALF_TOPIC)
-             for offset in rules.ended_by(each)}
-    waiting = [each for each in stored(root, HALF_TOPIC) if each.queue_offset not in ended]
+    ended = {offset for message in stored(root, OP_HALF_TOPIC)
+             for offset in rules.ended_by(message)}
+    waiting = [message for message in stored(root, HALF_TOPIC) if message.queue_offset not in ended]
     assert waiting
     assert ended
     with serving(root, settings=WRITABLE, then=[at_once]) as served, served.client() as client:
         wait(lambda: len(pulled(client, rules.GIVEN_UP_TOPIC)) == len(waiting))
         given_up = pulled(client, rules.GIVEN_UP_TOPIC)  # they are years old
-        assert [each.body for each in given_up] == [each.body for each in waiting]
-        assert [known(each)["REAL_TOPIC"] for each in given_up] == [
-            known(each)["REAL_TOPIC"] for each in waiting]
+        assert [record.body for record in given_up] == [message.body for message in waiting]
+        assert [properties_of(record)["REAL_TOPIC"] for record in given_up] == [
+            properties_of(message)["REAL_TOPIC"] for message in waiting]
         checks = served.brokers[0].checks
         assert isinstance(checks, checking.Checks)
         wait(lambda: checks._at == {HALF_TOPIC: 20, OP_HALF_TOPIC: len(stored(root, OP_HALF_TOPIC))}
@@ -334,9 +336,9 @@ def test_many_half_messages_are_gone_through_in_windows(
         assert isinstance(checks, checking.Checks)
         checks.every_s = checks._next = 1e9
         halves = [prepared(client, b"%d" % number) for number in range(100)]
-        for number, each in enumerate(halves):
+        for number, message in enumerate(halves):
             if number % 10:
-                end(client, each, ROLLBACK)
+                end(client, message, ROLLBACK)
         wait(lambda: not checks.transactions.ending)
         ready(client)
         checks._next = 0.1
@@ -367,4 +369,5 @@ def test_what_no_half_message_should_be_harms_nobody(served: Running) -> None:
         assert isinstance(checks, checking.Checks)
         wait(lambda: checks._at.get(OP_HALF_TOPIC) == served.brokers[0].queue(
             OP_HALF_TOPIC, 0).end > 0)
-        assert not served.events or all(each.get("event") != "unchecked" for each in served.events)
+        assert not served.events or all(event.get("event") != "unchecked"
+                                        for event in served.events)

@@ -53,10 +53,10 @@ def sent(client: Client, topic: str, body: bytes, *, queue: int = 0, text: str =
 
 
 def pulled(client: Client, topic: str, queue: int = 0) -> list[Record]:
-    found: list[Record] = []
-    while (answer := client.pull(topic, queue, len(found))).code == 0:
-        found += records(answer.body)
-    return found
+    listed_records: list[Record] = []
+    while (answer := client.pull(topic, queue, len(listed_records))).code == 0:
+        listed_records += records(answer.body)
+    return listed_records
 
 
 def verified(rmqctl: Runner, root: Path) -> None:
@@ -67,15 +67,15 @@ def test_what_is_sent_is_found_by_its_key_at_once(served: Running) -> None:
     with served.client() as client:
         for key in ("one", "two"):
             assert sent(client, "orders", key.encode(), text=f"KEYS\x01{key}").code == 0
-            found = client.ask("QUERY_MESSAGE", topic="orders", key=key, maxNum=8,
-                               beginTimestamp=0, endTimestamp=1 << 62)
-            assert found.code == 0, found.remark
-            assert [record.body for record in records(found.body)] == [key.encode()]
+            response = client.ask("QUERY_MESSAGE", topic="orders", key=key, maxNum=8,
+                                  beginTimestamp=0, endTimestamp=1 << 62)
+            assert response.code == 0, response.remark
+            assert [record.body for record in records(response.body)] == [key.encode()]
         assert [record.body for record in pulled(client, "orders")] == [b"one", b"two"]
 
 
 def test_a_topic_is_made_with_a_message_type(served: Running) -> None:
-    def made(attributes: str) -> Command:
+    def create_topic(attributes: str) -> Command:
         return client.ask("UPDATE_AND_CREATE_TOPIC", topic="fifo", readQueueNums=2,
                           writeQueueNums=2, perm=6, attributes=attributes)
 
@@ -85,8 +85,8 @@ def test_a_topic_is_made_with_a_message_type(served: Running) -> None:
     with served.client() as client:
         for refused in ("-message.type", "+queue.type=BatchCQ", "+message.type=NONE",
                         "message.type"):
-            assert made(refused).code == (1 if is_5 else 0)
-        assert made("+message.type=FIFO").code == 0
+            assert create_topic(refused).code == (1 if is_5 else 0)
+        assert create_topic("+message.type=FIFO").code == 0
         config = client.ask("GET_TOPIC_CONFIG", topic="fifo").json()
         assert (config.get("topicConfig") or config).get("attributes", {}) == (
             {"message.type": "FIFO"} if is_5 else {})
@@ -102,8 +102,8 @@ def test_what_is_sent_can_be_pulled_at_once(served: Running, root: Path, rmqctl:
             assert answer.ext["TRACE_ON"] == "true"
         assert [record.body for record in pulled(client, "orders")] == bodies
         (last,) = records(client.pull("orders", 0, 299).body)
-        known = properties.parse(last.properties.decode())
-        assert (known["TAGS"], known["CLUSTER"]) == ("T2", "DefaultCluster")
+        parsed_properties = properties.parse(last.properties.decode())
+        assert (parsed_properties["TAGS"], parsed_properties["CLUSTER"]) == ("T2", "DefaultCluster")
         assert client.ask("GET_MAX_OFFSET", topic="orders", queueId=0).ext["offset"] == "300"
         tagged = client.pull("orders", 0, 0, expression="T1")
         assert [record.queue_offset for record in records(tagged.body)] == list(range(1, 96, 3))
@@ -159,8 +159,8 @@ def test_a_batch_is_many_messages_of_one_queue(served: Running) -> None:
         answer = client.ask("SEND_BATCH_MESSAGE", whole, **fields)
         assert (answer.code, answer.ext["queueOffset"]) == (0, "0")
         assert answer.ext["msgId"].count(",") == 4
-        found = pulled(client, "orders", 1)
-        assert [(record.body, record.flag) for record in found] == [
+        messages = pulled(client, "orders", 1)
+        assert [(record.body, record.flag) for record in messages] == [
             (f"b{number}".encode(), 7) for number in range(5)]
         for end in range(1, len(whole) - 1, 7):
             assert client.ask("SEND_BATCH_MESSAGE", whole[:end], **fields).code in (0, 13)
@@ -206,9 +206,10 @@ def test_what_is_sent_back_is_written(served: Running, monkeypatch: pytest.Monke
                           delayLevel=-1).code == 0
         (dead,) = pulled(client, "%DLQ%CG")
         assert (dead.body, dead.reconsume_times) == (b"bad", 2)
-        known = properties.parse(dead.properties.decode())
-        assert (known["DELAY"], known["WAIT"], known["RETRY_TOPIC"]) == ("0", "false", "orders")
-        assert known["ORIGIN_MESSAGE_ID"] == first.message_id
+        parsed_properties = properties.parse(dead.properties.decode())
+        assert (parsed_properties["DELAY"], parsed_properties["WAIT"],
+                parsed_properties["RETRY_TOPIC"]) == ("0", "false", "orders")
+        assert parsed_properties["ORIGIN_MESSAGE_ID"] == first.message_id
 
 
 def test_a_waiting_pull_gets_what_is_sent(served: Running) -> None:
@@ -318,7 +319,7 @@ def test_only_the_next_delayed_messages_are_read(root: Path, monkeypatch: pytest
         while delays.done.get(1) != 100 and time.monotonic() < end:
             time.sleep(0.05)
         assert delays.done == {1: 100}
-        assert [[int(each.body) for each in pulled(client, "orders", queue)]
+        assert [[int(record.body) for record in pulled(client, "orders", queue)]
                 for queue in (0, 1)] == [list(range(0, 100, 2)), list(range(1, 100, 2))]
 
 

@@ -31,54 +31,54 @@ def read(folder: Path, *lines: str) -> BrokerConf:
 
 
 def test_what_matters_is_taken(tmp_path: Path) -> None:
-    made = read(tmp_path, "storePathRootDir=/data/store", "mappedFileSizeCommitLog=65536",
+    conf = read(tmp_path, "storePathRootDir=/data/store", "mappedFileSizeCommitLog=65536",
                 "mappedFileSizeConsumeQueue=399", "maxHashSlotNum=10", "maxIndexNum=40",
                 "enableLmq=TRUE", "messageIndexSafe=true", "storeType=defaultRocksDB",
                 "enableDLegerCommitLog=true", "brokerRole=SLAVE", "messageDelayLevel=1s 5s")
-    assert made.values == {
+    assert conf.values == {
         "commitlog_file_size": 65536, "consumequeue_file_size": 400, "index_slots": 10,
         "index_max": 40, "lmq": True, "role": "SLAVE", "message_delay_level": "1s 5s"}
-    assert (made.root, made.store_type, made.dledger) == ("/data/store", "defaultRocksDB", True)
-    assert (made.message_index_safe, made.message_index, made.notes) == (True, None, ())
-    assert pickle.loads(pickle.dumps(made)) == made
-    hash(made)
+    assert (conf.root, conf.store_type, conf.dledger) == ("/data/store", "defaultRocksDB", True)
+    assert (conf.message_index_safe, conf.message_index, conf.notes) == (True, None, ())
+    assert pickle.loads(pickle.dumps(conf)) == conf
+    hash(conf)
 
 
 def test_what_java_reads_otherwise_is_said(tmp_path: Path) -> None:
-    made = read(tmp_path, "mappedFileSizeCommitLog=1GiB", "maxHashSlotNum=10 ", "enableLmq=true ",
+    conf = read(tmp_path, "mappedFileSizeCommitLog=1GiB", "maxHashSlotNum=10 ", "enableLmq=true ",
                 "maxIndexNum=40", "maxIndexNum=50", "brokerRole=KING", "messageDelayLevel=x")
-    assert made.values == {"index_max": 50, "lmq": False}
-    said = "\n".join(made.notes)
-    assert "mappedFileSizeCommitLog is '1GiB', which Java does not read as a number" in said
-    assert "maxHashSlotNum is '10 '" in said
-    assert "enableLmq is 'true ', which Java reads as false" in said
-    assert "maxIndexNum is set twice: line 7 ('50') counts, not '40'" in said
-    assert "'KING', which is not a broker role" in said
-    assert "messageDelayLevel" in said
+    assert conf.values == {"index_max": 50, "lmq": False}
+    text = "\n".join(conf.notes)
+    assert "mappedFileSizeCommitLog is '1GiB', which Java does not read as a number" in text
+    assert "maxHashSlotNum is '10 '" in text
+    assert "enableLmq is 'true ', which Java reads as false" in text
+    assert "maxIndexNum is set twice: line 7 ('50') counts, not '40'" in text
+    assert "'KING', which is not a broker role" in text
+    assert "messageDelayLevel" in text
 
 
 def test_paths_below_the_files_root_are_below_the_store(tmp_path: Path) -> None:
     root, other = tmp_path / "copy", tmp_path / "disk2"
-    for one in (root / "commitlog", root / "more" / "log", other):
-        one.mkdir(parents=True)
+    for path in (root / "commitlog", root / "more" / "log", other):
+        path.mkdir(parents=True)
     (other / f"{0:020d}").write_bytes(b"\0")
-    made = read(tmp_path, "storePathRootDir=/data/store/",
+    conf = read(tmp_path, "storePathRootDir=/data/store/",
                 f"storePathCommitLog=/data/store/commitlog,/data/store/more/log,{other},/gone/log",
                 "readOnlyCommitLogStorePaths=/data/store/commitlog")
-    assert made.folders(str(root)) == ("commitlog", "more/log", str(other))
-    assert made.multi_path
-    said = "\n".join(made.remarks(str(root)))
-    assert "missing log folder /gone/log" in said
-    assert f"belongs to the store /data/store/, not to {root}: {other} may also belong" in said
+    assert conf.folders(str(root)) == ("commitlog", "more/log", str(other))
+    assert conf.multi_path
+    text = "\n".join(conf.remarks(str(root)))
+    assert "missing log folder /gone/log" in text
+    assert f"belongs to the store /data/store/, not to {root}: {other} may also belong" in text
 
 
-@pytest.mark.parametrize(("data", "said"), [
+@pytest.mark.parametrize(("data", "expected_text"), [
     (b"", "no line NAME=VALUE"), (b"\0" * 100, "no line"), (b"\x7fELF\0=1", "no line"),
     (b"a=\\u12", "hexadecimal")])
-def test_what_is_no_configuration(tmp_path: Path, data: bytes, said: str) -> None:
+def test_what_is_no_configuration(tmp_path: Path, data: bytes, expected_text: str) -> None:
     path = tmp_path / "x"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=expected_text):
         read_conf(str(path))
 
 
@@ -115,9 +115,9 @@ def test_preflight_knows_whether_the_index_counts(golden: GoldenFolder, tmp_path
     root = golden("5.3.3/crash-crc/before")
     words = ["preflight", root, "-o", "json"]
     alone = rmqctl(*words).expect(1).json()
-    assert any("messageIndexSafe" in one for one in alone["differences"])
+    assert any("messageIndexSafe" in difference for difference in alone["differences"])
     off = rmqctl(*words, "--broker-conf", conf(tmp_path, *SIZES)).expect(1).json()
-    assert not any("messageIndexSafe" in one for one in off["differences"])
+    assert not any("messageIndexSafe" in difference for difference in off["differences"])
     assert off["next"] == [f"{alone['next'][0]} --broker-conf {conf(tmp_path, *SIZES)}"]
     same = {"differences": 0, "next": 0, "steps": 0, "assumed": 0, "configuration": 0}
     assert {**off, **same} == {**alone, **same}
@@ -145,10 +145,11 @@ def test_several_folders_are_found_by_the_file(golden_copy: GoldenFolder, tmp_pa
 def test_a_store_is_made_as_the_broker_will_have_it(tmp_path: Path, rmqctl: Runner) -> None:
     file = conf(tmp_path, "mappedFileSizeCommitLog=65536", "maxHashSlotNum=10", "maxIndexNum=40",
                 "enableLmq=true")
-    made = rmqctl("init", tmp_path / "store", "--broker-conf", file, "--index-max", "80", "-o",
-                  "json").expect(0).json()
-    assert (made["commitlog_file_size"], made["index_slots"], made["index_max"], made["lmq"]) == (
-        65536, 10, 80, True)
+    answer = rmqctl("init", tmp_path / "store", "--broker-conf", file, "--index-max", "80", "-o",
+                    "json").expect(0).json()
+    assert (answer["commitlog_file_size"], answer["index_slots"], answer["index_max"],
+            answer["lmq"]) == (
+                65536, 10, 80, True)
 
 
 def test_every_command_with_such_options_takes_the_file(rmqctl: Runner) -> None:
@@ -159,15 +160,15 @@ def test_every_command_with_such_options_takes_the_file(rmqctl: Runner) -> None:
             assert "--broker-conf" in names, row["name"]
 
 
-@pytest.mark.parametrize(("store", "line", "said"), [
+@pytest.mark.parametrize(("store", "line", "expected_text"), [
     (MULTI, "storePathCommitLog=/a/store/commitlog", "does not name several folders"),
     (CRASHED, "storeType=defaultRocksDB", "but the consume queues are files"),
     (CRASHED, "enableDLegerCommitLog=true", "this is not a DLedger log"),
     (CRASHED, "maxHashSlotNum=5000000", "maxHashSlotNum=5000000, but the files have 100")])
-def test_where_file_and_store_differ_a_warning_says_so(store: str, line: str, said: str,
+def test_where_file_and_store_differ_a_warning_says_so(store: str, line: str, expected_text: str,
                                                        golden: GoldenFolder, tmp_path: Path,
                                                        rmqctl: Runner) -> None:
     done = rmqctl("info", golden(store), "-q", "--broker-conf", conf(tmp_path, line))
-    assert said in done.expect(0, 1).err
+    assert expected_text in done.expect(0, 1).err
     assert "differ" not in rmqctl("info", golden(CRASHED), "--broker-conf", conf(
         tmp_path, "mappedFileSizeCommitLog=32768")).expect(0).err

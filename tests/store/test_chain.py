@@ -19,19 +19,19 @@ def chain_of(root: Path) -> tuple[Chain, ChainEntries]:
     with Store.open(root) as store, UnitReader(store.nodes[0]) as units:
         chain = Chain(store.log.files, units)
         pages = list(chain)
-    found = pages[0]
+    chain_entries = pages[0]
     for page in pages[1:]:
-        found = found.plus(page)
-    return chain, found
+        chain_entries = chain_entries.plus(page)
+    return chain, chain_entries
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
 def test_the_engines(version: str) -> None:
     root = layout_set(f"{version}/dledger3") / "store"
-    chain, found = chain_of(root)
-    assert found.number.tolist() == list(range(123))
-    assert found.whole.all()
-    assert set(found.term.tolist()) == {1, 2}
+    chain, chain_entries = chain_of(root)
+    assert chain_entries.number.tolist() == list(range(123))
+    assert chain_entries.whole.all()
+    assert set(chain_entries.term.tolist()) == {1, 2}
     assert chain.last is not None
     assert (chain.last.number, chain.left) == (122, 0)
 
@@ -50,9 +50,9 @@ def test_what_a_cut_left_is_not_read(tmp_path: Path, length: int, index: bool) -
     assert [row["body"].encode() for row in read.jsonl()] == [body for _, body in new]
     assert "entry 52 of term 2" in read.err
     judged = run("verify", tmp_path, "--only", "commitlog", "-o", "json").expect(0, 1)
-    found = {one["category"] for one in judged.json()["findings"]}
-    assert "dledger-left-over" in found
-    assert not found & {"dledger-chain", "record-damaged", "torn-tail"}
+    categories = {finding["category"] for finding in judged.json()["findings"]}
+    assert "dledger-left-over" in categories
+    assert not categories & {"dledger-chain", "record-damaged", "torn-tail"}
     # The next entries are written over it.
     members.write(tmp_path, [*new, *members.bodies(30, term=2)], start=53)
     with Store.open(tmp_path) as store:
@@ -72,14 +72,14 @@ def test_a_damaged_head_ends_nothing(tmp_path: Path, field: tuple[int, str], val
         (tmp_path / f"dledger-n0/index/{0:020d}").unlink()
     rows = run("read", tmp_path, "-o", "jsonl").expect(0).jsonl()
     assert len(rows) == 60 - (number == 59 and not index and value != 1 << 40)
-    _, found = chain_of(tmp_path)
-    others = [one for one in range(60) if one != number]
-    assert [one for one in found.number.tolist() if one in others] == others
+    _, chain_entries = chain_of(tmp_path)
+    others = [index for index in range(60) if index != number]
+    assert [data for data in chain_entries.number.tolist() if data in others] == others
 
 
 def test_an_entry_without_its_head(tmp_path: Path) -> None:
     starts = members.write(tmp_path, members.bodies(60))
     members.lay(tmp_path / "dledger-n0/data", starts[30], bytes(60))
-    chain, found = chain_of(tmp_path)
-    assert found.number.tolist() == [*range(30), *range(31, 60)]
+    chain, chain_entries = chain_of(tmp_path)
+    assert chain_entries.number.tolist() == [*range(30), *range(31, 60)]
     assert chain.left == 0

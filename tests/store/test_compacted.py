@@ -79,9 +79,9 @@ def test_export_and_sql_are_what_the_engine_served(golden: GoldenFolder, rmqctl:
         queue_id: [offset for offset, _ in rows] for queue_id, rows in wanted.items()}
     pytest.importorskip("duckdb")
     query = f"SELECT queue_id, count(*) n FROM messages WHERE topic = '{TOPIC}' GROUP BY 1"
-    said = rmqctl("sql", root, query, "-o", "jsonl").expect(0)
-    assert {row["queue_id"]: row["n"] for row in said.jsonl()} == counts
-    assert f"{TOPIC}: read from the compaction log" in said.err
+    result = rmqctl("sql", root, query, "-o", "jsonl").expect(0)
+    assert {row["queue_id"]: row["n"] for row in result.jsonl()} == counts
+    assert f"{TOPIC}: read from the compaction log" in result.err
 
 
 def test_the_view_of_the_disk_has_the_commitlog(golden: GoldenFolder, rmqctl: Runner) -> None:
@@ -91,10 +91,10 @@ def test_the_view_of_the_disk_has_the_commitlog(golden: GoldenFolder, rmqctl: Ru
     assert len(rmqctl("export", root, "--topic", TOPIC, "--out", "-", *disk).expect(
         0).jsonl()) == count
     pytest.importorskip("duckdb")
-    said = rmqctl("sql", root, f"SELECT count(*) n FROM messages WHERE topic = '{TOPIC}'", *disk,
-                  "-o", "jsonl").expect(0)
-    assert said.jsonl() == [{"n": count}]
-    assert "compaction" not in said.err
+    result = rmqctl("sql", root, f"SELECT count(*) n FROM messages WHERE topic = '{TOPIC}'", *disk,
+                    "-o", "jsonl").expect(0)
+    assert result.jsonl() == [{"n": count}]
+    assert "compaction" not in result.err
 
 
 def test_all_messages_are_the_logs(golden: GoldenFolder, rmqctl: Runner) -> None:
@@ -138,9 +138,9 @@ def test_what_is_asked_for_holds_there_too(expired: Path, rmqctl: Runner) -> Non
     alone = kept(expired, 0)
     assert offsets(rmqctl, expired, "--queue", "0", "--offset", str(alone[1]),
                    "--limit", "2") == alone[1:3]
-    said = rmqctl("query", "offset", expired, "--topic", TOPIC, "--queue", "0", str(alone[1]),
+    rows = rmqctl("query", "offset", expired, "--topic", TOPIC, "--queue", "0", str(alone[1]),
                   "-o", "jsonl").expect(0).jsonl()
-    assert [row["queue_offset"] for row in said] == [alone[1]]
+    assert [row["queue_offset"] for row in rows] == [alone[1]]
 
 
 @pytest.mark.parametrize("places", [(0, 366), (28,), (4,)])
@@ -158,9 +158,9 @@ def test_a_damaged_compaction_log(golden_copy: GoldenFolder, rmqctl: Runner,
     assert len(read.jsonl()) == left
     out = rmqctl("export", root, "--topic", TOPIC, "--queue", "0", "--out", "-").expect(1)
     assert len(out.jsonl()) == left
-    said = rmqctl("sql", root, "SELECT count(*) n FROM messages WHERE queue_id = 0 AND topic = "
-                  f"'{TOPIC}'", "-o", "jsonl").expect(1)
-    assert said.jsonl() == [{"n": left}]
+    result = rmqctl("sql", root, "SELECT count(*) n FROM messages WHERE queue_id = 0 AND topic = "
+                    f"'{TOPIC}'", "-o", "jsonl").expect(1)
+    assert result.jsonl() == [{"n": left}]
 
 
 @pytest.mark.parametrize(("count", "code"), [("1", 0), ("2", 1)])

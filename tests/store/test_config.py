@@ -16,7 +16,7 @@ from tests.support import tiny as tiny_stores
 TOPICS = "topics.json"
 
 
-def one(root: Path, name: str = TOPICS) -> ConfigFile:
+def config_file(root: Path, name: str = TOPICS) -> ConfigFile:
     with Store.open(root) as store:
         return load_one(store, name)
 
@@ -25,23 +25,23 @@ def put(root: Path, name: str, text: str) -> ConfigFile:
     """Write one file without a backup and load it."""
     (root / "config" / name).write_text(text)
     (root / "config" / f"{name}.bak").unlink(missing_ok=True)
-    return one(root, name)
+    return config_file(root, name)
 
 
 # -- copies ----------------------------------------------------------------------------------------
 
 
 def test_a_good_file(tiny_base: tiny_stores.Tiny) -> None:
-    found = one(tiny_base.root)
-    assert (found.main.state, found.backup.state, found.entries) == ("ok", "ok", 2)
-    assert found.used is found.main
-    assert not found.damaged
-    assert found.problems() == []
-    assert found.data_version == {"counter": 2, "timestamp": tiny_stores.EPOCH}
+    loaded = config_file(tiny_base.root)
+    assert (loaded.main.state, loaded.backup.state, loaded.entries) == ("ok", "ok", 2)
+    assert loaded.used is loaded.main
+    assert not loaded.damaged
+    assert loaded.problems() == []
+    assert loaded.data_version == {"counter": 2, "timestamp": tiny_stores.EPOCH}
 
 
 def test_unquoted_integer_keys(tiny_base: tiny_stores.Tiny) -> None:
-    rows = list(one(tiny_base.root, "consumerOffset.json").rows())
+    rows = list(config_file(tiny_base.root, "consumerOffset.json").rows())
     assert [(row["group"], row["topic"], row["queue_id"], row["offset"]) for row in rows] == [
         ("billing", "orders", 0, 2), ("billing", "orders", 1, 1)]
 
@@ -50,16 +50,16 @@ def test_the_file_cut_at_every_byte(tiny: tiny_stores.Tiny) -> None:
     """Whatever is left of it: the backup is shown, and the place of the cut is told."""
     path = tiny.root / "config" / TOPICS
     whole = path.read_bytes()
-    wanted = [{**row, "source": f"config/{TOPICS}.bak"} for row in one(tiny.root).rows()]
+    wanted = [{**row, "source": f"config/{TOPICS}.bak"} for row in config_file(tiny.root).rows()]
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        found = one(tiny.root)
-        assert found.main.state == ("unreadable" if size else "empty"), size
-        assert found.damaged
-        assert found.fell_back
-        assert list(found.rows()) == wanted
-        assert found.main.offset is None or found.main.offset <= size
-        assert any(f"config/{TOPICS}.bak" in line for line in found.problems())
+        loaded = config_file(tiny.root)
+        assert loaded.main.state == ("unreadable" if size else "empty"), size
+        assert loaded.damaged
+        assert loaded.fell_back
+        assert list(loaded.rows()) == wanted
+        assert loaded.main.offset is None or loaded.main.offset <= size
+        assert any(f"config/{TOPICS}.bak" in line for line in loaded.problems())
 
 
 @pytest.mark.parametrize("size", [0, 1, 40])
@@ -67,68 +67,68 @@ def test_both_copies_bad(tiny: tiny_stores.Tiny, size: int) -> None:
     for name in (TOPICS, f"{TOPICS}.bak"):
         path = tiny.root / "config" / name
         path.write_bytes(path.read_bytes()[:size])
-    found = one(tiny.root)
-    assert found.used is None
-    assert list(found.rows()) == []
-    assert found.damaged
-    assert found.problems()
+    loaded = config_file(tiny.root)
+    assert loaded.used is None
+    assert list(loaded.rows()) == []
+    assert loaded.damaged
+    assert loaded.problems()
 
 
 def test_a_missing_main_file(tiny: tiny_stores.Tiny) -> None:
     damage.remove(tiny.root, f"config/{TOPICS}")
-    found = one(tiny.root)
-    assert (found.main.state, found.fell_back, found.damaged) == ("missing", True, True)
-    assert len(found.problems()) == 1
+    loaded = config_file(tiny.root)
+    assert (loaded.main.state, loaded.fell_back, loaded.damaged) == ("missing", True, True)
+    assert len(loaded.problems()) == 1
 
 
 def test_nothing_was_ever_written(tiny: tiny_stores.Tiny) -> None:
     """A backup that is empty beside no file is how a first run begins."""
     damage.remove(tiny.root, f"config/{TOPICS}")
     (tiny.root / "config" / f"{TOPICS}.bak").write_bytes(b"")
-    found = one(tiny.root)
-    assert not found.damaged
-    assert found.problems() == []
+    loaded = config_file(tiny.root)
+    assert not loaded.damaged
+    assert loaded.problems() == []
 
 
 def test_stale_bytes_behind_the_value(tiny: tiny_stores.Tiny) -> None:
     """The value is whole and shown; a broker would not take the file, which is said."""
     size = (tiny.root / "config" / TOPICS).stat().st_size
     damage.config_trailing(tiny.root, TOPICS)
-    found = one(tiny.root)
-    assert (found.main.state, found.damaged, found.entries) == ("oddity", True, 2)
-    assert found.used is found.main
-    assert found.main.offset == size
-    assert "does not read" in found.problems()[0]
+    loaded = config_file(tiny.root)
+    assert (loaded.main.state, loaded.damaged, loaded.entries) == ("oddity", True, 2)
+    assert loaded.used is loaded.main
+    assert loaded.main.offset == size
+    assert "does not read" in loaded.problems()[0]
 
 
 def test_a_byte_order_mark_is_only_odd(tiny: tiny_stores.Tiny) -> None:
     path = tiny.root / "config" / TOPICS
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    found = one(tiny.root)
-    assert (found.main.state, found.damaged, found.entries) == ("oddity", False, 2)
+    loaded = config_file(tiny.root)
+    assert (loaded.main.state, loaded.damaged, loaded.entries) == ("oddity", False, 2)
 
 
 @pytest.mark.parametrize("text", ["[]", "17", '"text"', "{" * 200, "nul", "\0\0\0\0"])
 def test_no_object(tiny: tiny_stores.Tiny, text: str) -> None:
-    found = put(tiny.root, TOPICS, text)
-    assert found.main.state == "unreadable"
-    assert found.main.offset is not None
-    assert found.damaged
+    config_file = put(tiny.root, TOPICS, text)
+    assert config_file.main.state == "unreadable"
+    assert config_file.main.offset is not None
+    assert config_file.damaged
 
 
 @pytest.mark.parametrize("make", [damage.fifo, damage.directory, damage.symlink_to_itself],
                          ids=lambda make: make.__name__)
 def test_things_that_are_no_files(tiny: tiny_stores.Tiny, make: object) -> None:
     make(tiny.root, f"config/{TOPICS}")  # type: ignore[operator]
-    found = one(tiny.root)
-    assert found.main.state in ("unreadable", "missing")
-    assert found.fell_back
+    loaded = config_file(tiny.root)
+    assert loaded.main.state in ("unreadable", "missing")
+    assert loaded.fell_back
 
 
 def test_a_file_beyond_all_size_is_not_read(tiny: tiny_stores.Tiny) -> None:
     damage.huge_sparse(tiny.root, f"config/{TOPICS}")
-    found = one(tiny.root)
-    assert (found.main.state, found.main.offset) == ("unreadable", MAX_SIZE)
+    loaded = config_file(tiny.root)
+    assert (loaded.main.state, loaded.main.offset) == ("unreadable", MAX_SIZE)
 
 
 # -- shapes ----------------------------------------------------------------------------------
@@ -151,11 +151,11 @@ def test_a_file_beyond_all_size_is_not_read(tiny: tiny_stores.Tiny) -> None:
 ])
 def test_a_wrong_shape_hides_nothing_else(tiny: tiny_stores.Tiny, name: str, text: str,
                                           entries: int, fault: str) -> None:
-    found = put(tiny.root, name, text)
-    assert found.main.state == "ok"
-    assert found.entries == entries == len(list(found.rows()))
-    assert found.damaged
-    assert any(fault in line for line in found.problems())
+    config_file = put(tiny.root, name, text)
+    assert config_file.main.state == "ok"
+    assert config_file.entries == entries == len(list(config_file.rows()))
+    assert config_file.damaged
+    assert any(fault in line for line in config_file.problems())
 
 
 def test_rows_of_every_kind(tiny: tiny_stores.Tiny) -> None:
@@ -194,12 +194,13 @@ def test_rows_of_every_kind(tiny: tiny_stores.Tiny) -> None:
 
 
 def test_files_of_the_engine(golden: GoldenFolder) -> None:
-    delayed = one(golden("4.9.3/delay-delivered/store"), "delayOffset.json")
+    delayed = config_file(golden("4.9.3/delay-delivered/store"), "delayOffset.json")
     assert {row["level"] for row in delayed.rows()} == {*range(1, 19)} - {14}
     timer = golden("5.3.3/timer/store")
-    assert [row["last_timer_queue_offset"] for row in one(timer, "timercheck").rows()] == [66]
-    assert one(timer, "timermetrics").entries == 2
-    tiered = one(golden("5.3.3/tiered/store"), "tieredStoreMetadata.json")
+    assert [row["last_timer_queue_offset"]
+            for row in config_file(timer, "timercheck").rows()] == [66]
+    assert config_file(timer, "timermetrics").entries == 2
+    tiered = config_file(golden("5.3.3/tiered/store"), "tieredStoreMetadata.json")
     with Store.open(golden("5.3.3/tiered/store")) as store:
         files, others = load(store)
     assert [file.name for file in files] == ["tieredStoreMetadata.json"]
@@ -211,8 +212,8 @@ def test_files_of_the_engine(golden: GoldenFolder) -> None:
 
 def test_a_short_timercheck(tiny: tiny_stores.Tiny) -> None:
     (tiny.root / "config" / "timercheck").write_bytes(b"\0" * 31)
-    found = one(tiny.root, "timercheck")
-    assert (found.main.state, found.damaged) == ("unreadable", True)
+    loaded = config_file(tiny.root, "timercheck")
+    assert (loaded.main.state, loaded.damaged) == ("unreadable", True)
 
 
 def test_what_else_lies_there(tiny: tiny_stores.Tiny) -> None:

@@ -73,8 +73,9 @@ def test_a_topic_that_v2_does_not_keep(golden_copy: GoldenFolder) -> None:
     rows = run("offsets", store, "--group", "G_TP_mail", "--topic", "TP_auto",
                "-o", "json").expect(0).json()["queues"]
     assert [(row["queue_id"], row["diff"]) for row in rows] == [(0, 8), (1, 8), (2, 7), (3, 7)]
-    categories = {one["category"] for one in run("verify", store, "--only", "consumequeue", "-o",
-                                                 "json").json()["findings"]}
+    categories = {finding["category"]
+                  for finding in run("verify", store, "--only", "consumequeue", "-o",
+                                     "json").json()["findings"]}
     assert categories  # rows of another topic, and not: of a deleted one
 
 
@@ -101,8 +102,8 @@ def test_the_files_of_before(golden: GoldenFolder) -> None:
     assert [rows[f"config/{name}"] for name in ("topics", "subscriptionGroups", "consumerOffsets",
                                                 "topics.json", "delayOffset.json")] == [
         "ok", "ok", "ok", "out of date", "ok"]
-    said = run("config", store, "topics").expect(0).err
-    assert "config/topics.json: a broker reads its RocksDB configuration instead" in said
+    stderr = run("config", store, "topics").expect(0).err
+    assert "config/topics.json: a broker reads its RocksDB configuration instead" in stderr
 
 
 def test_recover_leaves_it_alone(golden_copy: GoldenFolder) -> None:
@@ -112,8 +113,9 @@ def test_recover_leaves_it_alone(golden_copy: GoldenFolder) -> None:
     with (store / "commitlog/00000000000000000000").open("r+b") as log:
         log.seek(5100)
         log.write(b"XXXX")
-    found = run("verify", store, "-o", "json").expect(1).json()["findings"]
-    assert "recover" in next(one["next"] for one in found if one["category"] == "body-crc")
+    findings = run("verify", store, "-o", "json").expect(1).json()["findings"]
+    assert "recover" in next(finding["next"] for finding in findings
+                             if finding["category"] == "body-crc")
     planned = run("recover", store, "--apply", "--yes", "-o", "json").expect(1)
     assert "the configuration is left as it is" in planned.err
     assert {path.name: path.read_bytes() for path in (store / "config/rdb").iterdir()} == before

@@ -81,10 +81,10 @@ def test_the_index_leads_on_behind_damaged_heads(tmp_path: Path) -> None:
     patch(tmp_path, starts[1], bytes(HEAD + 40))
     rows = run("read", tmp_path, "-o", "jsonl").expect(1).jsonl()
     assert [row["physical_offset"] - HEAD for row in rows] == [starts[0], *starts[2:]]
-    found, = [one for one in run(
+    finding, = [reported_finding for reported_finding in run(
         "verify", tmp_path, "--only", "commitlog", "-o", "json").expect(1).json()["findings"]
-        if one["category"] in ("record-damaged", "zero-gap")]
-    assert (found["offset"], found["length"]) == (starts[1], starts[2] - starts[1])
+        if reported_finding["category"] in ("record-damaged", "zero-gap")]
+    assert (finding["offset"], finding["length"]) == (starts[1], starts[2] - starts[1])
 
 
 def test_a_range_from_anywhere_begins_with_an_entry(tmp_path: Path) -> None:
@@ -94,5 +94,5 @@ def test_a_range_from_anywhere_begins_with_an_entry(tmp_path: Path) -> None:
         for place in range(0, starts[-1] + HEAD, 37):
             first = next(int(batch.offset[0]) for batch in store.log.walk(place) if len(batch))
             assert first == next(start for start in starts if start + HEAD >= place) + HEAD
-            seen = [int(one) for batch in store.log.walk(0, place) for one in batch.offset]
+            seen = [int(offset) for batch in store.log.walk(0, place) for offset in batch.offset]
             assert seen == [start + HEAD for start in starts if start + HEAD < place]

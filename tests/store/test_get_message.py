@@ -15,7 +15,8 @@ from tests.support import damage
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 
-JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]
+JUDGED = [pytest.param(golden_store, id=golden_store.id)
+          for golden_store in golden_sets.judged_stores()]
 
 
 def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
@@ -26,13 +27,13 @@ def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
 def test_answers_are_the_engines(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
     asked = 0
-    with opened(store, golden) as one:
-        view = broker_view(one, version_for(int(expect.engine[0])))
+    with opened(store, golden) as opened_store:
+        view = broker_view(opened_store, version_for(int(expect.engine[0])))
         for queue in expect.queues:
             for pull in queue.pulls:
-                found = get_message(view, queue.topic, queue.queue_id, pull.offset, 5)
-                assert found == Answer(pull.status, pull.next_begin, pull.min, pull.max,
-                                       pull.physical_offsets), (queue.id, pull.offset)
+                message = get_message(view, queue.topic, queue.queue_id, pull.offset, 5)
+                assert message == Answer(pull.status, pull.next_begin, pull.min, pull.max,
+                                         pull.physical_offsets), (queue.id, pull.offset)
                 asked += 1
     assert asked
 
@@ -42,17 +43,18 @@ def test_compacted_messages_are_those_kept(golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
     compacted = [queue for queue in expect.queues if expect.is_compacted(queue.topic)]
     assert compacted
-    with opened(store, golden) as one:
+    with opened(store, golden) as opened_store:
         for queue in compacted:
-            kept = CompactionQueue.open(one, queue.topic, queue.queue_id)
+            kept = CompactionQueue.open(opened_store, queue.topic, queue.queue_id)
             assert kept is not None
             with kept:
                 records = [kept.record(unit) for units in kept.files for unit in units]
-            assert [(each.queue_offset, each.physical_offset, each.total_size)
-                    for each in records if each is not None] == [
-                (each.queue_offset, each.physical_offset, each.size) for each in queue.messages]
-        assert CompactionQueue.open(one, "nix", 0) is None
-        assert CompactionQueue.open(one, "../consumequeue", 0) is None
+            assert [(record.queue_offset, record.physical_offset, record.total_size)
+                    for record in records if record is not None] == [
+                (message.queue_offset, message.physical_offset, message.size)
+                for message in queue.messages]
+        assert CompactionQueue.open(opened_store, "nix", 0) is None
+        assert CompactionQueue.open(opened_store, "../consumequeue", 0) is None
 
 
 @pytest.fixture
@@ -64,9 +66,9 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tiny_stores.Tiny:
 
 
 def test_limits_of_one_answer(many: tiny_stores.Tiny) -> None:
-    places = [each.start for each in many.messages]
-    with Store.open(many.root) as one:
-        view = broker_view(one)
+    places = [message.start for message in many.messages]
+    with Store.open(many.root) as opened:
+        view = broker_view(opened)
         assert get_message(view, "t", 0, 0, 100).offsets == tuple(places[:32])
         assert get_message(view, "t", 0, 3, 1) == Answer("FOUND", 4, 0, 50, (places[3],))
         # An answer ends with its consumequeue file of 50 rows.
@@ -80,20 +82,20 @@ def test_records_that_are_gone(generation: int, view: str, many: tiny_stores.Tin
     files = many.files("commitlog")
     for file in files[:2]:
         damage.remove(many.root, file)
-    kept = next(number for number, each in enumerate(many.messages) if each.start >= 8192)
-    with Store.open(many.root) as one:
-        answer = get_message(view_of(one, view, version_for(generation)), "t", 0, 0, 5)
+    kept = next(number for number, message in enumerate(many.messages) if message.start >= 8192)
+    with Store.open(many.root) as opened:
+        answer = get_message(view_of(opened, view, version_for(generation)), "t", 0, 0, 5)
     assert answer == Answer("OFFSET_TOO_SMALL", kept, kept, 50)
 
 
 def test_a_missing_file_in_the_middle_is_passed_over(many: tiny_stores.Tiny) -> None:
     damage.remove(many.root, many.files("commitlog")[1])
-    gone = [number for number, each in enumerate(many.messages) if 4096 <= each.start < 8192]
-    with Store.open(many.root) as one:
-        answer = get_message(View(one), "t", 0, gone[0], 2)
+    gone = [number for number, message in enumerate(many.messages) if 4096 <= message.start < 8192]
+    with Store.open(many.root) as opened:
+        answer = get_message(View(opened), "t", 0, gone[0], 2)
         assert answer.status == "FOUND"
         assert answer.offsets[0] == many.messages[gone[-1] + 1].start
-        alone = get_message(View(one), "t", 0, gone[0] - 1, 2)
+        alone = get_message(View(opened), "t", 0, gone[0] - 1, 2)
         assert alone.offsets == (many.messages[gone[0] - 1].start,
                                  many.messages[gone[-1] + 1].start)
 
@@ -101,15 +103,15 @@ def test_a_missing_file_in_the_middle_is_passed_over(many: tiny_stores.Tiny) -> 
 def test_a_missing_consumequeue_file(tiny: tiny_stores.Tiny) -> None:
     """`orders/0` has two files of three rows; without the first one, it starts at row 3."""
     damage.remove(tiny.root, "consumequeue/orders/0/00000000000000000000")
-    with Store.open(tiny.root) as one:
-        assert get_message(View(one), "orders", 0, 1).status == "OFFSET_TOO_SMALL"
-        assert get_message(View(one), "orders", 0, 3).status == "FOUND"
+    with Store.open(tiny.root) as opened:
+        assert get_message(View(opened), "orders", 0, 1).status == "OFFSET_TOO_SMALL"
+        assert get_message(View(opened), "orders", 0, 3).status == "FOUND"
 
 
 @pytest.mark.parametrize("topic", ["nix", "", "..", "a/b", "a\0b"])
 def test_queues_that_are_not_there(topic: str, tiny: tiny_stores.Tiny) -> None:
-    with Store.open(tiny.root) as one:
-        answer = get_message(View(one), topic, 0, 0)
+    with Store.open(tiny.root) as opened:
+        answer = get_message(View(opened), topic, 0, 0)
     assert answer == Answer("NO_MESSAGE_IN_QUEUE", 0, 0, 0)
 
 

@@ -42,7 +42,8 @@ class Followed:
 def numbers(piece: LogSlice) -> list[int]:
     with FileSource(piece.file.path, piece.file.base) as source:
         walk = Walk(source, piece.start - piece.file.base, piece.end - piece.file.base)
-        return [int(one) for batch in walk for one in batch.column("queue_offset")]
+        return [int(queue_offset) for batch in walk
+                for queue_offset in batch.column("queue_offset")]
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_limit_is_kept_to_borders(followed, limit):
     for file in followed.log.files():
         with FileSource(file.path, file.base) as source:
             for batch in Walk(source):
-                borders |= {*batch.offset.tolist(), *(one.offset for one in batch.spans)}
+                borders |= {*batch.offset.tolist(), *(span.offset for span in batch.spans)}
     position, read, steps = 0, [], 0
     while (reached := followed.advance(position, position + limit)) != position:
         assert reached in borders | {followed.writer.position}
@@ -168,7 +169,7 @@ def test_an_idle_log_costs_next_to_nothing(followed, monkeypatch):
     walks, listings = [], []
     walk, files = growth.walked, growth.log_listing
     monkeypatch.setattr(growth, "walked", lambda *a, **k: walks.append(1) or walk(*a, **k))
-    monkeypatch.setattr(growth, "log_listing", lambda one: listings.append(1) or files(one))
+    monkeypatch.setattr(growth, "log_listing", lambda folder: listings.append(1) or files(folder))
     for _ in range(3000):
         followed.clock.now += 0.01
         assert followed.advance(position) == position
@@ -205,10 +206,10 @@ def test_an_expired_head_is_reported_and_passed(followed):
     followed.writer.path(0).unlink()
     assert followed.advance(middle) == followed.writer.position
     assert followed.log.first() == FILE_SIZE
-    found = followed.numbers(middle, followed.writer.position)
-    assert found == list(range(found[0], 60))
-    (said,) = followed.said
-    assert f"{middle} to 4096 have expired" in said
+    numbers = followed.numbers(middle, followed.writer.position)
+    assert numbers == list(range(numbers[0], 60))
+    (line,) = followed.said
+    assert f"{middle} to 4096 have expired" in line
     assert followed.numbers(0, middle) == []
     assert f"0 to {middle} have expired" in followed.said[1]
 
@@ -217,10 +218,10 @@ def test_a_missing_file_in_between_is_reported_and_passed(followed):
     followed.writer.append(60)
     followed.writer.path(FILE_SIZE).unlink()
     assert followed.advance(0) == followed.writer.position
-    found = followed.numbers(0, followed.writer.position)
-    assert 20 < len(found) < 50
-    (said,) = followed.said
-    assert "4096 to 8192 are in no file" in said
+    numbers = followed.numbers(0, followed.writer.position)
+    assert 20 < len(numbers) < 50
+    (line,) = followed.said
+    assert "4096 to 8192 are in no file" in line
 
 
 def test_a_file_that_vanishes_while_it_is_opened(followed, monkeypatch):
@@ -243,8 +244,8 @@ def test_a_log_that_was_made_anew_is_reported_once(followed):
         followed.writer.path(file.base).unlink()
     for _ in range(3):
         assert followed.advance(end) == end
-    (said,) = followed.said
-    assert f"ends before physical offset {end}" in said
+    (line,) = followed.said
+    assert f"ends before physical offset {end}" in line
 
 
 def test_what_a_limit_held_back_is_not_taken_for_nothing(followed):
@@ -275,7 +276,7 @@ def test_a_border_for_any_offset(followed):
     borders = [0]
     for file in followed.log.files():
         with FileSource(file.path, file.base) as source:
-            borders += [int(one) for batch in Walk(source) for one in batch.offset]
+            borders += [int(offset) for batch in Walk(source) for offset in batch.offset]
     for physical in range(0, 2 * FILE_SIZE, 37):
         behind = followed.log.border(physical)
         assert behind >= physical
@@ -298,12 +299,12 @@ def test_pieces_are_cut_at_borders_and_follow_from_their_ends(followed, monkeypa
     starts = sorted({0, end, *(piece.start for piece in followed.log.pieces(0, end, 300))})
     assert len(starts) > 20
     for first in starts[::4]:
-        for last in [one for one in starts[::3] if one > first]:
+        for last in [start for start in starts[::3] if start > first]:
             pieces = list(followed.log.pieces(first, last, step))
             assert pieces == list(followed.log.pieces(first, last, step))
             assert pieces[0].start == first
             assert pieces[-1].end == last
-            assert all(one.end == other.start for one, other in pairwise(pieces))
+            assert all(first.end == other.start for first, other in pairwise(pieces))
     assert [number for piece in followed.log.pieces(0, end, step)
             for number in numbers(piece)] == whole
     assert len(list(followed.log.pieces(0, end, step))) >= len(followed.log.files())

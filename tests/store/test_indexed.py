@@ -18,7 +18,8 @@ from tests.conftest import GoldenFolder
 from tests.support import golden as golden_sets
 from tests.support.share import sample
 
-STORES = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()]
+STORES = [pytest.param(golden_store, id=golden_store.id)
+          for golden_store in golden_sets.golden_stores()]
 SHAPE = grown.Shape(messages=900, queues=7, files=4)
 ENTRY, HEADER = 20, 40
 
@@ -41,15 +42,15 @@ def _found(store: Store, **wanted: object) -> list[int]:
 
 def _alike(store: Store, key: str, topic: str | None = None) -> list[int]:
     """The messages with a key, which are the same as without the index."""
-    found = _found(store, key=key, topic=topic)
-    assert found == _found(store, where=(Condition(KEY, "=", key),), topic=topic)
-    return found
+    numbers = _found(store, key=key, topic=topic)
+    assert numbers == _found(store, where=(Condition(KEY, "=", key),), topic=topic)
+    return numbers
 
 
-@pytest.mark.parametrize("each", sample(STORES, 25, "keys through the index"))
-def test_the_same_messages_as_without_the_index(each: golden_sets.GoldenStore,
+@pytest.mark.parametrize("golden_store", sample(STORES, 25, "keys through the index"))
+def test_the_same_messages_as_without_the_index(golden_store: golden_sets.GoldenStore,
                                                 golden: GoldenFolder) -> None:
-    with Store.open(golden(each.id), each.dirs) as store:
+    with Store.open(golden(golden_store.id), golden_store.dirs) as store:
         keys: dict[str, str] = {}
         for page in Selector(store, Selection(), view_of(store, "disk")).pages():
             for topic, some, unique in zip(*map(page.column, ("topic", "keys", "unique_key")),

@@ -20,9 +20,12 @@ from tests.support import damage, engine
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 
-CLEAN = [pytest.param(each, id=each.id) for each in golden_sets.clean_stores()]
-ALL = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()]
-JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]
+CLEAN = [pytest.param(golden_store, id=golden_store.id)
+         for golden_store in golden_sets.clean_stores()]
+ALL = [pytest.param(golden_store, id=golden_store.id)
+       for golden_store in golden_sets.golden_stores()]
+JUDGED = [pytest.param(golden_store, id=golden_store.id)
+          for golden_store in golden_sets.judged_stores()]
 
 
 def look(root: Path, dirs: tuple[str, ...] = ("commitlog",), view: str = "disk") -> Any:
@@ -38,52 +41,53 @@ def ranges(document: Any) -> dict[tuple[str, int], tuple[int, int]]:
 @pytest.mark.parametrize("store", CLEAN)
 def test_equal_to_the_engine(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
-    found = look(golden(store.id), store.commitlog_dirs)
-    assert found["min_phy_offset"] == expect.min_physical_offset
-    assert found["max_phy_offset"] == expect.max_physical_offset
+    info = look(golden(store.id), store.commitlog_dirs)
+    assert info["min_phy_offset"] == expect.min_physical_offset
+    assert info["max_phy_offset"] == expect.max_physical_offset
     expected = {(queue.topic, queue.queue_id): (queue.min, queue.max) for queue in expect.queues}
-    mine = ranges(found)
+    mine = ranges(info)
     assert {key: mine.get(key, (0, 0)) for key in expected} == expected
     assert mine.keys() <= expected.keys()
     kinds = {queue.topic: queue.kind for queue in expect.queues}
     assert all((queue["kind"] == "batch") == (kinds[topic["topic"]] == "BatchCQ")
-               for topic in found["topics"] for queue in topic["queues"])
-    assert found["messages"] == sum(most - least for least, most in mine.values())
-    assert found["troubles"] == []
-    assert not found["abort"]
-    assert found["sizes"]["commitlog_file_size"] == expect.commitlog_file_size
+               for topic in info["topics"] for queue in topic["queues"])
+    assert info["messages"] == sum(most - least for least, most in mine.values())
+    assert info["troubles"] == []
+    assert not info["abort"]
+    assert info["sizes"]["commitlog_file_size"] == expect.commitlog_file_size
     if any(len(list(path.iterdir())) > 1 for path in golden(store.id).glob("consumequeue/*/*")):
-        assert found["sizes"]["consumequeue_file_size"] == expect.consumequeue_file_size
+        assert info["sizes"]["consumequeue_file_size"] == expect.consumequeue_file_size
     if list(golden(store.id).glob("index/*")):
-        assert found["sizes"]["index_slots"] == expect.index_slots
-        assert found["sizes"]["index_max"] == expect.index_max
+        assert info["sizes"]["index_slots"] == expect.index_slots
+        assert info["sizes"]["index_max"] == expect.index_max
     stored = [record.store_timestamp for put in engine.puts(
         golden(store.set.id) / "input.jsonl") for record in put.stored]
-    assert found["first_store_timestamp"] == min(stored)
-    assert found["last_store_timestamp"] == max(stored)
+    assert info["first_store_timestamp"] == min(stored)
+    assert info["last_store_timestamp"] == max(stored)
 
 
 @pytest.mark.parametrize("store", JUDGED)
 def test_the_broker_view_ends_where_the_engine_ended(store: golden_sets.GoldenStore,
                                                      golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
-    found = look(golden(store.id), store.commitlog_dirs, "broker")
-    assert found["max_phy_offset"] == expect.max_physical_offset
+    info = look(golden(store.id), store.commitlog_dirs, "broker")
+    assert info["max_phy_offset"] == expect.max_physical_offset
 
 
 @pytest.mark.parametrize("store", ALL)
 def test_every_file_is_listed_and_known(store: golden_sets.GoldenStore,
                                         golden: GoldenFolder) -> None:
     root = golden(store.id)
-    found = look(root, store.commitlog_dirs)
+    info = look(root, store.commitlog_dirs)
     wanted = {str(path.relative_to(root)): path.stat().st_size
               for path in root.rglob("*") if path.is_file()}
-    assert {one["path"]: one["size"] for one in found["files"]} == wanted
-    assert [one["path"] for one in found["files"] if one["kind"] == "other"] == []
-    logs = [one for one in found["files"] if one["kind"] == "commitlog"]
-    assert all(one["base_offset"] == int(one["path"][-20:]) for one in logs)
-    assert {Path(one["path"]).parent.name for one in logs} <= {*store.commitlog_dirs}
-    sums = {one["kind"]: (one["files"], one["size"]) for one in found["structures"]}
+    assert {file["path"]: file["size"] for file in info["files"]} == wanted
+    assert [file["path"] for file in info["files"] if file["kind"] == "other"] == []
+    logs = [file for file in info["files"] if file["kind"] == "commitlog"]
+    assert all(log["base_offset"] == int(log["path"][-20:]) for log in logs)
+    assert {Path(log["path"]).parent.name for log in logs} <= {*store.commitlog_dirs}
+    sums = {structure["kind"]: (structure["files"], structure["size"])
+            for structure in info["structures"]}
     assert sum(files for files, _ in sums.values()) == len(wanted)
     assert sum(size for _, size in sums.values()) == sum(wanted.values())
 
@@ -105,9 +109,9 @@ def end_of(root: Path) -> int:
 def test_records_behind_damage_count(tiny: tiny_stores.Tiny) -> None:
     first = tiny.messages[0]
     damage.zero(tiny.root, *tiny.place(first.start), len(first.raw))
-    found = look(tiny.root)
-    assert found["max_phy_offset"] == tiny.log_end
-    assert found["first_store_timestamp"] == tiny.messages[1].record.store_timestamp
+    info = look(tiny.root)
+    assert info["max_phy_offset"] == tiny.log_end
+    assert info["first_store_timestamp"] == tiny.messages[1].record.store_timestamp
 
 
 @pytest.mark.parametrize("dispatched", [True, False])
@@ -166,9 +170,9 @@ def test_stores_without_a_record(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     assert look(tmp_path)["max_phy_offset"] == 0
     damage.add_file(tmp_path, f"commitlog/{4096:020d}", bytes(4096))
-    found = look(tmp_path)
-    assert (found["min_phy_offset"], found["max_phy_offset"]) == (4096, 4096)
-    assert found["first_store_timestamp"] is found["last_store_timestamp"] is None
+    info = look(tmp_path)
+    assert (info["min_phy_offset"], info["max_phy_offset"]) == (4096, 4096)
+    assert info["first_store_timestamp"] is info["last_store_timestamp"] is None
     with Store.open(tmp_path) as store:
         assert first_record(store.log) is None
 
@@ -186,7 +190,7 @@ def test_used_size() -> None:
 
 
 def troubles(root: Path) -> dict[str, str]:
-    return {one["path"]: one["reason"] for one in look(root)["troubles"]}
+    return {finding["path"]: finding["reason"] for finding in look(root)["troubles"]}
 
 
 def test_a_missing_commitlog(tiny: tiny_stores.Tiny) -> None:
@@ -224,10 +228,10 @@ def test_things_that_are_no_files(tiny: tiny_stores.Tiny, file: str, make: Any) 
         damage.add_file(tiny.root, file)
     (tiny.root / file).touch()
     make(tiny.root, file)
-    found = look(tiny.root)
+    info = look(tiny.root)
     if make is not damage.directory:
-        assert file in {one["path"] for one in found["troubles"]}
-    assert ranges(found)[("bills", 0)] == (0, 2)
+        assert file in {finding["path"] for finding in info["troubles"]}
+    assert ranges(info)[("bills", 0)] == (0, 2)
 
 
 def test_folders_in_a_circle(tiny: tiny_stores.Tiny) -> None:
@@ -261,8 +265,8 @@ def test_a_link_beside_the_folders_of_a_store_is_not_followed(tiny: tiny_stores.
     with Store.open(tiny.root) as store:
         items, problems = inventory(store)
     assert not [item.path for item in items if "extra" in item.path]
-    assert sorted((os.path.relpath(one.path, tiny.root), one.reason, one.unreadable)
-                  for one in problems) == [
+    assert sorted((os.path.relpath(problem.path, tiny.root), problem.reason, problem.unreadable)
+                  for problem in problems) == [
         (link, "link to a folder; not read", True) for link in ("deep/extra", "extra")]
 
 
@@ -270,33 +274,33 @@ def test_a_linked_commitlog(tiny: tiny_stores.Tiny, tmp_path: Path) -> None:
     """As on brokers whose log has a disk of its own."""
     (tiny.root / "commitlog").rename(tmp_path / "disk")
     (tiny.root / "commitlog").symlink_to(tmp_path / "disk")
-    found = look(tiny.root)
-    assert found["max_phy_offset"] == tiny.log_end
-    assert sum(one["kind"] == "commitlog" for one in found["files"]) == 2
+    info = look(tiny.root)
+    assert info["max_phy_offset"] == tiny.log_end
+    assert sum(file["kind"] == "commitlog" for file in info["files"]) == 2
 
 
 def test_a_log_outside_the_root(tiny: tiny_stores.Tiny, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     (tiny.root / "commitlog").rename(disk)
-    found = look(tiny.root, (str(disk),))
-    assert found["max_phy_offset"] == tiny.log_end
-    assert [one["path"] for one in found["files"] if one["kind"] == "commitlog"] == [
+    info = look(tiny.root, (str(disk),))
+    assert info["max_phy_offset"] == tiny.log_end
+    assert [file["path"] for file in info["files"] if file["kind"] == "commitlog"] == [
         str(disk / name) for name in ("0" * 20, f"{1024:020d}")]
 
 
 @pytest.mark.parametrize(("content", "pid"), [(b"", None), (b"4711", 4711), (b"xyz", None)])
 def test_the_abort_file(tiny: tiny_stores.Tiny, content: bytes, pid: int | None) -> None:
     damage.add_file(tiny.root, "abort", content)
-    found = look(tiny.root)
-    assert (found["abort"], found["abort_pid"]) == (True, pid)
+    info = look(tiny.root)
+    assert (info["abort"], info["abort_pid"]) == (True, pid)
 
 
 @pytest.mark.parametrize("size", [0, 17, 24, 40])
 def test_a_short_checkpoint(tiny: tiny_stores.Tiny, size: int) -> None:
     damage.truncate(tiny.root, "checkpoint", size)
-    found = look(tiny.root)
-    assert (found["checkpoint"] is None) == (size < 24)
-    assert ("checkpoint" in {one["path"] for one in found["troubles"]}) == (size < 24)
+    info = look(tiny.root)
+    assert (info["checkpoint"] is None) == (size < 24)
+    assert ("checkpoint" in {finding["path"] for finding in info["troubles"]}) == (size < 24)
 
 
 def test_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
@@ -306,11 +310,11 @@ def test_more_queues_than_files_may_be_open(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
     try:
-        found = [look(tiny.root, view=view) for view in ("disk", "broker")]
+        infos = [look(tiny.root, view=view) for view in ("disk", "broker")]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert [one["messages"] for one in found] == [200, 200]
-    assert [one["troubles"] for one in found] == [[], []]
+    assert [info["messages"] for info in infos] == [200, 200]
+    assert [info["troubles"] for info in infos] == [[], []]
 
 
 @pytest.mark.parametrize("view", ["disk", "broker"])

@@ -75,10 +75,10 @@ def pages_of(store: Store, *conditions: Condition) -> Callable[[], Iterator[Page
     return lambda: Selector(store, wanted, view_of(store, "disk"), lambda _problem: None).pages()
 
 
-@pytest.mark.parametrize("each", sample(golden_stores(), 8, "json"),
-                         ids=lambda each: each.id)
-def test_golden_stores(each: GoldenStore, golden: Callable[[str], Path]) -> None:
-    with Store.open(str(golden(each.id)), each.commitlog_dirs) as store:
+@pytest.mark.parametrize("golden_store", sample(golden_stores(), 8, "json"),
+                         ids=lambda golden_store: golden_store.id)
+def test_golden_stores(golden_store: GoldenStore, golden: Callable[[str], Path]) -> None:
+    with Store.open(str(golden(golden_store.id)), golden_store.commitlog_dirs) as store:
         pages = pages_of(store)
         for projection in PROJECTIONS:
             hold(pages, projection)

@@ -127,8 +127,8 @@ def test_rows_and_entries_are_read_once_however_much_is_damaged(
 
         def again(*args: Any) -> Pair:
             asked[name] += 1
-            found: Pair = read(*args)
-            return found
+            content: Pair = read(*args)
+            return content
         return again
 
     for name in ("_plain", "_entries"):
@@ -147,8 +147,8 @@ def test_rows_and_entries_are_read_once_however_much_is_damaged(
             content[position - 38] ^= 1  # of its size
             (built.root / name).write_bytes(content)
         asked.clear()
-        found = run("verify", built.root, *SIZES, "--jobs", "1")
-        assert found.code == 1
+        result = run("verify", built.root, *SIZES, "--jobs", "1")
+        assert result.code == 1
         counts.append(dict(asked))
     assert counts[0]["_plain"]
     assert counts[0] == counts[1]

@@ -29,7 +29,7 @@ from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 from tests.support.share import sample
 
-JUDGED = [pytest.param(each, id=each.id) for each in sample(
+JUDGED = [pytest.param(golden_store, id=golden_store.id) for golden_store in sample(
     golden_sets.judged_stores(), 16, "lookups")]  # all of them: tests/engine
 
 
@@ -42,58 +42,59 @@ def test_keys_as_the_engine_finds_them(store: golden_sets.GoldenStore,
                                        golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
     assert expect.queries
-    with opened(store, golden) as one:
-        view = view_of(one, "auto")
+    with opened(store, golden) as opened_store:
+        view = view_of(opened_store, "auto")
         for query in expect.queries:
             expected = list(query.messages)
             if store.state == "store-live":  # loading it indexed a message a second time
                 expected = list(dict.fromkeys(expected))
             how = {"begin": query.begin, "end": query.end, "most": query.max}
             raw = by_key(view, query.topic, query.key, raw=True, **how)
-            assert [each.physical_offset for each in raw.records] == expected, query.id
+            assert [record.physical_offset for record in raw.records] == expected, query.id
             right = by_key(view, query.topic, query.key, **how)
-            assert [each.physical_offset for each in right.records] == [
-                each.physical_offset for each in raw.records
-                if (each.topic.decode(), True) == (query.topic, has_key(each, query.key, None))]
+            assert [record.physical_offset for record in right.records] == [
+                record.physical_offset for record in raw.records
+                if (record.topic.decode(), True) == (query.topic, has_key(record, query.key, None))]
             assert right.false_hits == len(raw.records) - len(right.records)
 
 
 def test_some_golden_answer_has_false_hits(golden: GoldenFolder) -> None:
     """Otherwise the test above would not show that they are told apart."""
-    found = 0
+    count = 0
     for store in golden_sets.judged_stores():
         if store.kind not in ("basic", "lmq", "delay"):
             continue
-        with opened(store, golden) as one:
-            view = view_of(one, "auto")
-            found += sum(by_key(view, query.topic, query.key, most=query.max).false_hits
+        with opened(store, golden) as opened_store:
+            view = view_of(opened_store, "auto")
+            count += sum(by_key(view, query.topic, query.key, most=query.max).false_hits
                          for query in store.load_expect(golden(store.set.id)).queries)
-    assert found
+    assert count
 
 
 def test_the_same_key_of_a_topic_with_the_same_hash(tmp_path: Any) -> None:
     """``Aa`` and ``BB`` have one hash in Java, and so have ``Aa#k`` and ``BB#k``."""
     tiny = tiny_stores.build(tmp_path / "s", [
         tiny_stores.Spec(topic, 0, b"", {"KEYS": "k"}) for topic in ("Aa", "BB", "Aa")])
-    with Store.open(tiny.root) as one:
-        found = by_key(View(one), "Aa", "k")
-        assert [each.physical_offset for each in found.records] == [
+    with Store.open(tiny.root) as opened:
+        key_matches = by_key(View(opened), "Aa", "k")
+        assert [record.physical_offset for record in key_matches.records] == [
             tiny.messages[0].start, tiny.messages[2].start]
-        assert found.false_hits == 1
-        assert len(by_key(View(one), "Aa", "k", raw=True).records) == 3
+        assert key_matches.false_hits == 1
+        assert len(by_key(View(opened), "Aa", "k", raw=True).records) == 3
 
 
 @pytest.mark.parametrize("store", JUDGED)
 def test_times_as_the_engine_answers_them(store: golden_sets.GoldenStore,
                                           golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
-    with opened(store, golden) as one:
-        view = view_of(one, "auto", version_for(int(expect.engine[0])))
+    with opened(store, golden) as opened_store:
+        view = view_of(opened_store, "auto", version_for(int(expect.engine[0])))
         for queue in expect.queues:
             for expected in queue.by_time:
                 where = view, queue.topic, queue.queue_id, expected.timestamp
-                found = offset_by_time(*where, like=expect.engine)
-                assert (found.queue_offset if found else 0) == expected.offset, (queue.id, expected)
+                record = offset_by_time(*where, like=expect.engine)
+                assert (record.queue_offset if record
+                        else 0) == expected.offset, (queue.id, expected)
                 # The tiered store in front of the local one knows no boundary.
                 if expected.upper is not None and store.kind != "tiered":
                     upper = offset_by_time(*where, upper=True)
@@ -102,19 +103,19 @@ def test_times_as_the_engine_answers_them(store: golden_sets.GoldenStore,
 
 
 def test_the_record_at_the_answer(golden: GoldenFolder) -> None:
-    with Store.open(golden("5.3.3/basic/store")) as one:
-        view = View(one)
+    with Store.open(golden("5.3.3/basic/store")) as opened:
+        view = View(opened)
         for offset in (0, 17, 60):
-            unit = one.queue("TP_ship_evt-x", 1)
+            unit = opened.queue("TP_ship_evt-x", 1)
             assert unit is not None
             row = unit.unit(offset)
             assert row is not None
-            record = one.log.record_at(row.physical_offset)
+            record = opened.log.record_at(row.physical_offset)
             assert record is not None
-            found = offset_by_time(view, "TP_ship_evt-x", 1, record.store_timestamp)
-            assert found is not None
-            assert found.record is not None
-            assert found.record.store_timestamp == record.store_timestamp
+            message = offset_by_time(view, "TP_ship_evt-x", 1, record.store_timestamp)
+            assert message is not None
+            assert message.record is not None
+            assert message.record.store_timestamp == record.store_timestamp
         late = offset_by_time(view, "TP_ship_evt-x", 1, 1 << 60)
         assert late is not None
         assert (late.queue_offset, late.record) == (late.max_offset, None)
@@ -125,12 +126,12 @@ def test_the_record_at_the_answer(golden: GoldenFolder) -> None:
 @pytest.mark.parametrize("kind", ["basic", "lmq", "transaction", "delay", "multipath", "ipv6"])
 def test_every_unique_key_is_found(kind: str, golden: GoldenFolder) -> None:
     store = golden_sets.GoldenStore(golden_sets.GoldenSet("5.3.3", kind), "store")
-    with opened(store, golden) as one:
-        topics = known_topics(one)
+    with opened(store, golden) as opened_store:
+        topics = known_topics(opened_store)
         wanted: dict[str, list[int]] = {}
-        for batch in one.log.walk():
+        for batch in opened_store.log.walk():
             for number in range(len(batch)):
-                record = one.log.record_at(int(batch.offset[number]))
+                record = opened_store.log.record_at(int(batch.offset[number]))
                 assert record is not None
                 unique = props.parse(record.properties.decode()).get(props.UNIQUE_KEY)
                 indexed = record.sys_flag & 0xC != 0xC
@@ -138,15 +139,15 @@ def test_every_unique_key_is_found(kind: str, golden: GoldenFolder) -> None:
                     wanted.setdefault(unique, []).append(record.physical_offset)
         assert wanted
         for unique, places in list(wanted.items())[::7]:
-            found = by_unique_key(one, unique, topics)
-            assert [each.physical_offset for each in found] == places
-            assert by_unique_key(one, unique, ["nix"]) == []
+            records = by_unique_key(opened_store, unique, topics)
+            assert [record.physical_offset for record in records] == places
+            assert by_unique_key(opened_store, unique, ["nix"]) == []
 
 
 @pytest.fixture
 def log(golden: GoldenFolder) -> Iterator[Store]:
-    with Store.open(golden("5.3.3/basic/store")) as one:
-        yield one
+    with Store.open(golden("5.3.3/basic/store")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("window", [64, 1 << 10, 1 << 20])
@@ -158,9 +159,9 @@ def test_the_message_around_a_place(window: int, log: Store,
         record = log.log.record_at(place)
         assert record is not None
         for inside in (0, 1, record.total_size // 2, record.total_size - 1):
-            found = containing(log, place + inside)
-            assert found is not None
-            assert found.physical_offset == place
+            message = containing(log, place + inside)
+            assert message is not None
+            assert message.physical_offset == place
     assert containing(log, log.log.end + 1) is None
 
 
@@ -181,12 +182,12 @@ def test_a_record_inside_a_body_is_not_taken_for_one(tmp_path: Any,
     fake.physical_offset = start.start + start.raw.index(raw)
     tiny = outer(b"p" * 90 + message.build(fake) + b"q" * 300)
     physical = tiny.messages[-1].start
-    with Store.open(tiny.root) as one:
-        assert one.log.record_at(fake.physical_offset) is not None
+    with Store.open(tiny.root) as opened:
+        assert opened.log.record_at(fake.physical_offset) is not None
         for inside in range(len(tiny.messages[-1].raw)):
-            found = containing(one, physical + inside)
-            assert found is not None
-            assert found.physical_offset == physical, inside
+            record = containing(opened, physical + inside)
+            assert record is not None
+            assert record.physical_offset == physical, inside
 
 
 def test_what_is_where_no_message_starts(log: Store) -> None:
@@ -203,26 +204,26 @@ def test_an_expired_place(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
     first = min((root / "commitlog").iterdir())
     first.unlink()
-    with Store.open(root) as one:
-        assert "expired" in where_is(one, 0)
+    with Store.open(root) as opened:
+        assert "expired" in where_is(opened, 0)
 
 
 def test_topics_come_from_queues_and_configuration(tiny: tiny_stores.Tiny) -> None:
-    with Store.open(tiny.root) as one:
-        assert {"orders", "bills"} <= set(known_topics(one))
+    with Store.open(tiny.root) as opened:
+        assert {"orders", "bills"} <= set(known_topics(opened))
     damage.remove(tiny.root, "consumequeue/bills/0/00000000000000000000")
     (tiny.root / "consumequeue/bills/0").rmdir()
     (tiny.root / "consumequeue/bills").rmdir()
-    with Store.open(tiny.root) as one:
-        assert "bills" in known_topics(one)
+    with Store.open(tiny.root) as opened:
+        assert "bills" in known_topics(opened)
 
 
 def test_a_broken_index_file_is_reported(tiny: tiny_stores.Tiny) -> None:
     damage.truncate(tiny.root, f"index/{tiny_stores.INDEX_NAME}", 30)
     problems: list[Problem] = []
-    with Store.open(tiny.root) as one:
-        assert by_key(View(one), "orders", "k1", report=problems.append).records == []
-    assert [each.kind for each in problems] == ["damage"]
+    with Store.open(tiny.root) as opened:
+        assert by_key(View(opened), "orders", "k1", report=problems.append).records == []
+    assert [problem.kind for problem in problems] == ["damage"]
     assert tiny_stores.INDEX_NAME in problems[0].text
 
 
@@ -230,9 +231,9 @@ def test_dangling_entries_are_reported(tiny: tiny_stores.Tiny) -> None:
     placed = tiny.messages[1]
     file, position = tiny.place(placed.start)
     damage.zero(tiny.root, file, position, len(placed.raw))
-    with Store.open(tiny.root) as one:
-        answer = by_key(View(one), "orders", "k1")
-    assert [each.physical_offset for each in answer.records] == [tiny.messages[0].start]
+    with Store.open(tiny.root) as opened:
+        answer = by_key(View(opened), "orders", "k1")
+    assert [record.physical_offset for record in answer.records] == [tiny.messages[0].start]
     assert answer.dangling == [placed.start]
 
 
@@ -241,13 +242,13 @@ def test_what_a_broker_leaves_out_is_reported(version: str, golden: GoldenFolder
     """Behind the first damage of `clean-crc` intact messages lie; a broker has cut them off."""
     store = golden_sets.GoldenStore(golden_sets.GoldenSet(version, "clean-crc"), "after")
     expect = store.load_expect(golden(store.set.id))
-    with opened(store, golden) as one:
+    with opened(store, golden) as opened_store:
         behind = 0
         for query in expect.queries:
-            answer = by_key(view_of(one, "auto"), query.topic, query.key)
-            more = by_key(view_of(one, "disk"), query.topic, query.key)
-            hidden = [each.physical_offset for each in more.records
-                      if each.physical_offset >= expect.max_physical_offset]
+            answer = by_key(view_of(opened_store, "auto"), query.topic, query.key)
+            more = by_key(view_of(opened_store, "disk"), query.topic, query.key)
+            hidden = [record.physical_offset for record in more.records
+                      if record.physical_offset >= expect.max_physical_offset]
             assert set(hidden) <= set(answer.behind)
             behind += len(hidden)
         assert behind

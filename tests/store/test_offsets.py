@@ -19,7 +19,8 @@ from tests.support import damage
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 
-CLEAN = [pytest.param(each, id=each.id) for each in golden_sets.clean_stores()]
+CLEAN = [pytest.param(golden_store, id=golden_store.id)
+         for golden_store in golden_sets.clean_stores()]
 Offsets = Mapping[str, Mapping[int, int]]
 
 
@@ -42,8 +43,8 @@ def lag(root: Path, group: str | None = None, topic: str | None = None,
         ) -> tuple[list[dict[str, Any]], dict[str, int]]:
     with Store.open(root, dirs) as store:
         seen = view_of(store, view, version_for(generation) if generation else None)
-        found = Lag(store, seen, group, topic)
-        return list(found.rows()), found.totals
+        lag = Lag(store, seen, group, topic)
+        return list(lag.rows()), lag.totals
 
 
 def brief(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
@@ -89,14 +90,14 @@ def test_every_committed_offset(name: str, golden_copy: GoldenFolder,
                                 golden: GoldenFolder) -> None:
     """The lag and the time of the last consumed message, for each offset of a real queue."""
     root = golden_copy(name)
-    each = golden_sets.split(name)[0]
-    expect = golden_sets.GoldenStore(each, "store").load_expect(golden(each.id))
+    part = golden_sets.split(name)[0]
+    expect = golden_sets.GoldenStore(part, "store").load_expect(golden(part.id))
     stored = {}
-    for put in (golden(each.id) / "input.jsonl").read_text().splitlines():
+    for put in (golden(part.id) / "input.jsonl").read_text().splitlines():
         raw = json.loads(put)
-        for one in raw.get("storedList") or [raw["stored"]]:
-            stored[one["phyOffset"]] = one["storeTimestamp"]
-    queue = max(expect.queues, key=lambda one: one.max)
+        for item in raw.get("storedList") or [raw["stored"]]:
+            stored[item["phyOffset"]] = item["storeTimestamp"]
+    queue = max(expect.queues, key=lambda segment: segment.max)
     places = {offset: unit.physical_offset for unit in queue.units
               for offset in range(unit.queue_offset,
                                   unit.queue_offset + (unit.batch_size or 1))}
@@ -108,8 +109,9 @@ def test_every_committed_offset(name: str, golden_copy: GoldenFolder,
         assert (mine["consumer_offset"], mine["diff"]) == (offset, queue.max - offset)
         place = places.get(offset - 1)
         assert mine["last_store_timestamp"] == (None if place is None else stored[place])
-        assert totals["g"] == sum(one.max for one in expect.queues if one.topic == queue.topic
-                                  and one.queue_id <= queue.queue_id) - offset
+        assert totals["g"] == sum(stored.max for stored in expect.queues
+                                  if stored.topic == queue.topic
+                                  and stored.queue_id <= queue.queue_id) - offset
 
 
 def test_no_commit_counts_from_zero(tiny: tiny_stores.Tiny) -> None:
@@ -225,9 +227,9 @@ def test_a_queue_that_cannot_be_read(tiny: tiny_stores.Tiny) -> None:
     commit(tiny.root, {"orders@g": {0: 1, 1: 1}}, {"orders": 2})
     file = tiny.root / "consumequeue/orders/0/00000000000000000000"
     with Store.open(tiny.root) as store:
-        found = Lag(store, View(store), "g")
+        lag = Lag(store, View(store), "g")
         assert store.queues
         file.unlink()  # between listing and reading, as on a running broker
-        rows = list(found.rows())
+        rows = list(lag.rows())
     assert "00000000000000000000" in rows[0]["note"]
-    assert (rows[0]["diff"], rows[1]["diff"], found.totals) == (None, 1, {"g": 1})
+    assert (rows[0]["diff"], rows[1]["diff"], lag.totals) == (None, 1, {"g": 1})

@@ -28,10 +28,10 @@ def both(decorator: Any) -> bool:
         def b(self) -> int:
             return 2 if self.other is None else meeting.wait() + self.other.a
 
-    one, two = Pair(), Pair()
-    one.other, two.other = Pair(), Pair()
+    first, two = Pair(), Pair()
+    first.other, two.other = Pair(), Pair()
     threads = [threading.Thread(target=getattr, args=args, daemon=True)
-               for args in ((one, "a"), (two, "b"))]
+               for args in ((first, "a"), (two, "b"))]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -39,9 +39,9 @@ HESSIAN = {
 
 
 def problem_of(spec: str, body: bytes, topic: str = "orders") -> str:
-    found = Decoding(spec).decode(topic, {}, 0, body, "here")
-    assert (found.value, found.kind) == (None, None)
-    return str(found.problem)
+    decoded = Decoding(spec).decode(topic, {}, 0, body, "here")
+    assert (decoded.value, decoded.kind) == (None, None)
+    return str(decoded.problem)
 
 
 @pytest.mark.parametrize("name", HESSIAN)
@@ -151,9 +151,9 @@ def test_avro(schema: Any, body: bytes, words: str | None, tmp_path: Path,
     pytest.importorskip("fastavro")
     monkeypatch.setattr(budget, "MAX_VALUES", 1000)
     (tmp_path / "a.avsc").write_text(json.dumps(schema))
-    found = Decoding(f"avro:{tmp_path}/a.avsc").decode("orders", {}, 0, body, "here")
-    assert (words is None) == (found.problem is None), found.problem
-    assert (words or "") in (found.problem or "")
+    decoded = Decoding(f"avro:{tmp_path}/a.avsc").decode("orders", {}, 0, body, "here")
+    assert (words is None) == (decoded.problem is None), decoded.problem
+    assert (words or "") in (decoded.problem or "")
 
 
 def test_values_of_protobuf_are_counted_while_they_are_made(
@@ -174,8 +174,8 @@ def test_values_of_protobuf_are_counted_while_they_are_made(
     decoding = Decoding(spec)
     tracemalloc.start()
     try:
-        told = decoding.decode("orders", {}, 0, b"\x7b\x7c" * 50_000, "here")
-        assert "no field of" in str(told.problem)
+        decoded = decoding.decode("orders", {}, 0, b"\x7b\x7c" * 50_000, "here")
+        assert "no field of" in str(decoded.problem)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()
@@ -192,14 +192,14 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_SECONDS", 0.0)
     monkeypatch.setattr(limits, "_LOOK", 0.001)
     monkeypatch.setattr(limits, "_WATCH", limits._Watch())
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(
+    problems: list[str] = []
+    threads = [threading.Thread(target=lambda: problems.append(
         problem_of(f"python:{__name__}._endless", b"x"))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == ["takes longer than 0 s"] * 3
+    assert problems == ["takes longer than 0 s"] * 3
     assert not limits._WATCH._started
     assert not limits._WATCH._ended
 

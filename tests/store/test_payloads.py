@@ -67,8 +67,8 @@ def decoded(spec: str, body: bytes, topic: str = "orders", sys_flag: int = 0,
     ("python:json.loads", b"[17]", [17], "python:json.loads"),
 ], ids=short)
 def test_decoders(spec: str, body: bytes, value: Any, kind: str) -> None:
-    found = decoded(spec, body)
-    assert (found.value, found.kind, found.problem) == (value, kind, None)
+    decoded_body = decoded(spec, body)
+    assert (decoded_body.value, decoded_body.kind, decoded_body.problem) == (value, kind, None)
 
 
 @pytest.mark.parametrize("body", [
@@ -99,13 +99,13 @@ def test_auto_leaves_alone_what_it_has_no_evidence_for(body: bytes) -> None:
 def test_what_does_not_decode_is_told_and_counted(spec: str, body: bytes, words: str) -> None:
     decoding = Decoding(spec)
     for _ in range(2):
-        found = decoding.decode("orders", {}, 0, body, "physical offset 17")
-        assert (found.value, found.kind) == (None, None)
-        assert found.problem is not None
-        assert words in found.problem
-        assert "\n" not in found.problem
+        decoded = decoding.decode("orders", {}, 0, body, "physical offset 17")
+        assert (decoded.value, decoded.kind) == (None, None)
+        assert decoded.problem is not None
+        assert words in decoded.problem
+        assert "\n" not in decoded.problem
     assert decoding.problems == 2
-    assert decoding.first_problem == f"physical offset 17: {found.problem}"
+    assert decoding.first_problem == f"physical offset 17: {decoded.problem}"
 
 
 def test_compressed_bodies_are_decompressed_first() -> None:
@@ -118,16 +118,18 @@ def test_compressed_bodies_are_decompressed_first() -> None:
 
 def test_internal_topics_by_name_whatever_is_asked() -> None:
     for spec in ("auto", "json", "msgpack"):
-        found = decoded(spec, b"17,18", topic="RMQ_SYS_TRANS_OP_HALF_TOPIC", TAGS="d")
-        assert (found.value, found.kind, found.internal) == ([17, 18], "op", {"kind": "op"})
+        decoded_body = decoded(spec, b"17,18", topic="RMQ_SYS_TRANS_OP_HALF_TOPIC", TAGS="d")
+        assert (decoded_body.value, decoded_body.kind, decoded_body.internal) == ([17, 18], "op",
+                                                                                  {"kind": "op"})
     # A check point that waits in the timer's topic.
-    found = decoded("auto", b'{"so": 5}', topic="rmq_sys_wheel_timer", TAGS="ck",
-                    REAL_TOPIC="rmq_sys_REVIVE_LOG_c", REAL_QID="1")
-    assert (found.value, found.kind) == ({"startOffset": 5}, "pop-checkpoint")
-    assert found.internal == {"kind": "timer", "topic": "rmq_sys_REVIVE_LOG_c", "queue_id": 1}
+    decoded_body = decoded("auto", b'{"so": 5}', topic="rmq_sys_wheel_timer", TAGS="ck",
+                           REAL_TOPIC="rmq_sys_REVIVE_LOG_c", REAL_QID="1")
+    assert (decoded_body.value, decoded_body.kind) == ({"startOffset": 5}, "pop-checkpoint")
+    assert decoded_body.internal == {"kind": "timer", "topic": "rmq_sys_REVIVE_LOG_c",
+                                     "queue_id": 1}
     # A body of an application in such a topic is the decoder's.
-    found = decoded("json", b"17", topic="SCHEDULE_TOPIC_XXXX", REAL_TOPIC="orders")
-    assert (found.value, found.kind) == (17, "json")
+    decoded_body = decoded("json", b"17", topic="SCHEDULE_TOPIC_XXXX", REAL_TOPIC="orders")
+    assert (decoded_body.value, decoded_body.kind) == (17, "json")
 
 
 @pytest.mark.parametrize(("spec", "words"), [
@@ -167,9 +169,9 @@ def test_plugins_are_entry_points(module: Path) -> None:
     (info / "entry_points.txt").write_text(
         "[rmqctl.decoders]\norder = orders_codec:order\nbroken = broken_codec:order\n")
     importlib.invalidate_caches()
-    found = decoded("order", b"1|2", user="u")
-    assert found.value == {"topic": "orders", "user": "u", "fields": ["1", "2"]}
-    assert found.kind == "order"
+    decoded_body = decoded("order", b"1|2", user="u")
+    assert decoded_body.value == {"topic": "orders", "user": "u", "fields": ["1", "2"]}
+    assert decoded_body.kind == "order"
     assert "can't decode" in str(decoded("order", b"\xff").problem)
     with pytest.raises(UsageError, match="cannot use the plug-in broken_codec:order: SystemError"):
         decoder("broken")
@@ -207,8 +209,8 @@ def test_avro(tmp_path: Path) -> None:
         "id": 7, "price": Decimal("12.50"), "at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC),
         "day": date(2024, 6, 21), "next": None})
     spec = schema_file(tmp_path, ORDER)
-    found = decoded(spec, buffer.getvalue())
-    assert (found.value, found.kind) == (
+    decoded_body = decoded(spec, buffer.getvalue())
+    assert (decoded_body.value, decoded_body.kind) == (
         {"id": 7, "price": "12.50", "at": 1000, "day": "2024-06-21", "next": None}, "avro")
     problem = decoded(spec, buffer.getvalue() + b"x").problem
     assert "trailing bytes after the datum: 1" in str(problem)
@@ -270,8 +272,8 @@ def descriptors(tmp_path: Path) -> str:
 def test_protobuf(descriptors: str) -> None:
     body = (b"\x08\x81\x80\x80\x80\x80\x80\x80\x10" b"\x12\x01a\x12\x01b" b"\x18\x01"
             b"\x22\x02\x08\x07" b"\x2a\x05\x0a\x01k\x10\x05" b"\x32\x02\x08\x01" b"\x3a\x01\xff")
-    found = decoded(descriptors, body)
-    assert (found.value, found.kind) == ({
+    decoded_body = decoded(descriptors, body)
+    assert (decoded_body.value, decoded_body.kind) == ({
         "id": (1 << 53) + 1, "tag_names": ["a", "b"], "state": "PAID", "next": {"id": 7},
         "counts": {"k": 5}, "at": "1970-01-01T00:00:01Z", "raw": "/w=="}, "protobuf")
     assert decoded(descriptors, b"\x18\x09").value == {"state": 9}

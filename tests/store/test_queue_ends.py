@@ -162,9 +162,9 @@ def test_holes_in_the_timer_log_are_not_read(tmp_path: Path, golden: GoldenFolde
         size = (1 << 40) // timer_log.UNIT_SIZE * timer_log.UNIT_SIZE
         timers.files = [_with_holes(tmp_path / "0", units, size)]
         read_sizes.clear()
-        found = [units for _, units in timers.pages()]
+        unit_pages = [units for _, units in timers.pages()]
     assert once > 3
-    assert sum(map(len, found)) == 6
+    assert sum(map(len, unit_pages)) == 6
     assert sum(read_sizes) < 32 << 20
 
 
@@ -214,9 +214,9 @@ def test_few_rows_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
     assert (queue.written, queue.disk_end) == (count, count)
     read = count_reads(monkeypatch)
-    for each in (queue, queue.again()):
-        assert each.units(0, count).tobytes() == rows(count)
-        assert (each.written, each.disk_end) == (count, count)
+    for batch in (queue, queue.again()):
+        assert batch.units(0, count).tobytes() == rows(count)
+        assert (batch.written, batch.disk_end) == (count, count)
     assert sum(read) <= (2 * count * UNIT_SIZE if count > PAGE // UNIT_SIZE else 0)
     with path.open("r+b") as file:
         file.seek(count * UNIT_SIZE)

@@ -33,7 +33,7 @@ COUNTS = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged", "da
 def figures(root: Path, by: str = "queue", **options: Any) -> tuple[Any, ...]:
     with Store.open(root) as store:
         sums = collect(store, Query(by), **options)
-    return {key: tuple(one) for key, one in sums.groups().items()}, *(
+    return {key: tuple(group) for key, group in sums.groups().items()}, *(
         getattr(sums, name) for name in COUNTS)
 
 
@@ -75,9 +75,10 @@ def broken(root: Path, seed: int) -> None:
             damage.garbage_tail(root, name, at, seed, min(3000, size - at))
 
 
-@pytest.mark.parametrize("store", [pytest.param(each, id=each.id)
-                                   for each in sample(golden_sets.golden_stores(), 14, "ranges")
-                                   if each.kind != "multipath"])
+@pytest.mark.parametrize("store", [pytest.param(golden_store, id=golden_store.id)
+                                   for golden_store in sample(golden_sets.golden_stores(), 14,
+                                                              "ranges")
+                                   if golden_store.kind != "multipath"])
 def test_ranges_of_golden_stores(store: golden_sets.GoldenStore, golden: GoldenFolder,
                                  as_if_parallel: list[Any]) -> None:
     root = golden(store.id)
@@ -113,7 +114,7 @@ def test_a_forged_record_inside_a_body_is_found_out(tmp_path: Path,
     does not fit, and the range is walked again from where the one before it ended."""
     tiny, inside = forged.build(tmp_path)
     whole = figures(tiny.root, "topic")
-    assert {key: one[0] for key, one in whole[0].items()} == {b"orders": 3}
+    assert {key: item[0] for key, item in whole[0].items()} == {b"orders": 3}
     assert figures(tiny.root, "topic", range_size=inside - 20, jobs=2) == whole
     assert as_if_parallel, "the forged record was not even met"
 

@@ -18,16 +18,17 @@ from tests.support import tiny as tiny_stores
 
 def look(root: Path, offsets: list[int], sizes: list[int]) -> dict[int, int | None]:
     """Offset -> size of the record found there, None where none is; each row exactly once."""
-    found: dict[int, int | None] = {}
+    numbers: dict[int, int | None] = {}
     with Store.open(root) as store:
         for window in records_at(store.log, np.array(offsets, np.int64), np.array(sizes, np.int64)):
-            there = [int(one) for one in window.batch.column("total_size")] if window.batch else []
+            there = [int(size)
+                     for size in window.batch.column("total_size")] if window.batch else []
             for row, ok in zip(window.rows.tolist(), window.is_proved.tolist(), strict=True):
-                assert offsets[row] not in found
-                found[offsets[row]] = there.pop(0) if ok else None
+                assert offsets[row] not in numbers
+                numbers[offsets[row]] = there.pop(0) if ok else None
             assert not there
-    assert list(found) == offsets
-    return found
+    assert list(numbers) == offsets
+    return numbers
 
 
 @pytest.mark.parametrize(("near", "window"), [(64 << 10, 4 << 20), (0, 4 << 20), (0, 300),
@@ -36,11 +37,11 @@ def test_every_record_and_every_other_place(near: int, window: int, monkeypatch,
                                             tiny_base: tiny_stores.Tiny) -> None:
     monkeypatch.setattr(commit_log, "_NEAR", near)
     monkeypatch.setattr(commit_log, "_WINDOW", window)
-    sizes = {one.start: len(one.raw) for one in tiny_base.messages}
+    sizes = {message.start: len(message.raw) for message in tiny_base.messages}
     everywhere = list(range(0, 2 * 1024 + 50, 3)) + list(sizes)
     offsets = sorted(set(everywhere))
-    found = look(tiny_base.root, offsets, [window] * len(offsets))
-    assert found == {at: sizes.get(at) for at in offsets}
+    records_at = look(tiny_base.root, offsets, [window] * len(offsets))
+    assert records_at == {at: sizes.get(at) for at in offsets}
 
 
 def test_a_size_that_is_too_small_finds_nothing(tiny_base: tiny_stores.Tiny,
@@ -63,10 +64,10 @@ def test_a_record_inside_another_one_is_none(tmp_path: Path) -> None:
 
 
 def test_holes_and_files_that_are_gone(tiny: tiny_stores.Tiny) -> None:
-    second = next(one for one in tiny.messages if one.start >= 1024)
+    second = next(message for message in tiny.messages if message.start >= 1024)
     damage.remove(tiny.root, f"commitlog/{0:020d}")
-    found = look(tiny.root, [0, 5000, second.start][::2], [500] * 2)
-    assert found == {0: None, second.start: len(second.raw)}
+    records_at = look(tiny.root, [0, 5000, second.start][::2], [500] * 2)
+    assert records_at == {0: None, second.start: len(second.raw)}
     damage.fifo(tiny.root, f"commitlog/{1024:020d}")
     assert look(tiny.root, [0, second.start], [500] * 2) == {0: None, second.start: None}
     assert look(tiny.root, [], []) == {}

@@ -33,13 +33,13 @@ def key(tmp_path: Path) -> Path:
 
 def secrets_of(rows: list[dict[str, Any]]) -> set[str]:
     """What must be nowhere."""
-    found: set[str] = set()
+    texts: set[str] = set()
     for row in rows:
-        found |= {row["msg_id"], row["unique_key"], row["born_host"].rpartition(":")[0],
+        texts |= {row["msg_id"], row["unique_key"], row["born_host"].rpartition(":")[0],
                   row["store_host"].rpartition(":")[0], row["body"], *row["keys"]}
-        found |= {value for name, value in row["properties"].items()
+        texts |= {value for name, value in row["properties"].items()
                   if name not in ("TAGS", "WAIT", "CLUSTER", "DELAY", "PGROUP")}
-    return {text for text in found if text and len(text) > 5}
+    return {text for text in texts if text and len(text) > 5}
 
 
 def test_every_field_is_decided() -> None:

@@ -90,10 +90,10 @@ def test_it_is_read_where_nothing_may_be_written(database: Path) -> None:
 def test_a_block_that_is_damaged_ends_no_listing_unsaid(database: Path) -> None:
     changed(table(database), 20)
     with Database.open(str(database)) as opened:
-        with pytest.raises(FormatError, match="column family default: .*checksum") as found:
+        with pytest.raises(FormatError, match="column family default: .*checksum") as error:
             list(opened.items("default"))
-        assert str(database) in str(found.value)
-        assert tempfile.gettempdir() not in str(found.value)
+        assert str(database) in str(error.value)
+        assert tempfile.gettempdir() not in str(error.value)
 
 
 @pytest.mark.parametrize("lost", ["CURRENT", "MANIFEST-*", "*.sst"])
@@ -149,9 +149,9 @@ def test_without_the_library(database: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_record_of_a_kind_at_which_the_library_reads_for_ever(database: Path) -> None:
     changed(database / "MANIFEST-000005", 372, 4)
-    with pytest.raises(FormatError, match="unknown RocksDB record type 5") as found:
+    with pytest.raises(FormatError, match="unknown RocksDB record type 5") as error:
         Database.open(str(database))
-    assert found.value.offset == 366
+    assert error.value.offset == 366
 
 
 def test_a_record_of_such_a_kind_ends_a_write_ahead_log(database: Path) -> None:
@@ -290,10 +290,10 @@ def test_keys_longer_than_those_of_a_broker_are_no_queues(tmp_path: Path) -> Non
         rows[b"\xff" * 300 + bytes([number])] = b""
     for handle in (rows, offsets, base):
         handle.close()
-    with RocksQueues(str(tmp_path / "consumequeue")) as found:
-        assert [len(topic) for topic, _ in found.queues] == [127, 281, 1]
+    with RocksQueues(str(tmp_path / "consumequeue")) as rocks_queues:
+        assert [len(topic) for topic, _ in rocks_queues.queues] == [127, 281, 1]
         # Those that begin as another one are passed at once, but for those of 0xff alone.
-        assert found.odd_count == 2 + 2 + 1 + 50
+        assert rocks_queues.odd_count == 2 + 2 + 1 + 50
 
 
 def many_queues(folder: Path, count: int, long: int = 3) -> None:
@@ -324,18 +324,19 @@ def test_one_cursor_tells_the_ends_and_rows_of_many_queues(tmp_path: Path, count
         real = getattr(Database, name)
         monkeypatch.setattr(Database, name, lambda self, family, *key, real=real, name=name: (
             asked.append(name), real(self, family, *key))[1])
-    with RocksQueues(str(tmp_path / "consumequeue")) as found:
-        assert len(found.queues) == count + 3
-        short = [queue for queue in found.queues.values() if queue.topic != "long"]
+    with RocksQueues(str(tmp_path / "consumequeue")) as rocks_queues:
+        assert len(rocks_queues.queues) == count + 3
+        short = [queue for queue in rocks_queues.queues.values() if queue.topic != "long"]
         assert [(queue.first_index, queue.disk_end) for queue in short] == [
             (number, number + 1) for number in range(count)]
         assert [queue.unit(queue.first_index) for queue in short] == [
             (number, 91, 0) for number in range(count)]
         assert all(len(queue.units(queue.first_index, 5)) == 1 for queue in short)
-        assert {(found.queues["long", number].first_index, found.queues["long", number].disk_end)
+        assert {(rocks_queues.queues["long", number].first_index,
+                 rocks_queues.queues["long", number].disk_end)
                 for number in range(3)} == {(7, 7 + MAX_HELD_PER_QUEUE + 2)}
         assert asked == ["items", "cursor"]  # the offsets, the rows
-        assert found.queues["long", 2].units(8, 1000)["physical_offset"].tolist() == list(
+        assert rocks_queues.queues["long", 2].units(8, 1000)["physical_offset"].tolist() == list(
             range(1, MAX_HELD_PER_QUEUE + 2))
 
 
@@ -346,8 +347,8 @@ def test_rows_are_held_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyP
     get = Database.get
     monkeypatch.setattr(Database, "get", lambda self, family, key: (
         asked.append(key), get(self, family, key))[1])
-    with RocksQueues(str(tmp_path / "consumequeue")) as found:
-        assert [queue.unit(queue.first_index) for queue in found.queues.values()] == [
+    with RocksQueues(str(tmp_path / "consumequeue")) as rocks_queues:
+        assert [queue.unit(queue.first_index) for queue in rocks_queues.queues.values()] == [
             (number, 91, 0) for number in range(20)]
     assert len(asked) == 10
 
@@ -356,21 +357,21 @@ def test_held_rows_are_those_that_look_ups_find(golden: GoldenFolder,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     folder = str(golden("5.3.3/rocksdb/store") / "consumequeue")
 
-    def told() -> list[object]:
-        with RocksQueues(folder) as found:
+    def lookups() -> list[object]:
+        with RocksQueues(folder) as rocks_queues:
             return [(key, queue.first_index, queue.disk_end, queue.next_row(3, 9),
                      queue.timed_units(0, 9).tolist(), queue.units(2, 3).tolist(),
                      [queue.unit(number) for number in range(-1, 12)])
-                    for key, queue in found.queues.items()]
+                    for key, queue in rocks_queues.queues.items()]
 
-    held = told()
+    held = lookups()
     assert len(held) > 5
     monkeypatch.setattr(row_pass, "MAX_HELD", 0)
-    assert told() == held
+    assert lookups() == held
     monkeypatch.setattr(row_pass, "MAX_HELD_PER_QUEUE", 1)
-    assert told() == held
+    assert lookups() == held
     monkeypatch.setattr(row_pass.RowPass, "_ends", lambda *_: None)
-    assert told() == held
+    assert lookups() == held
 
 
 def scattered(folder: Path, offsets: list[int]) -> None:
@@ -393,12 +394,13 @@ def test_pages_are_no_larger_than_their_rows(tmp_path: Path, monkeypatch: pytest
     offsets = [0, 1, 5, 40_000, 1 << 40, (1 << 40) + 1]
     scattered(tmp_path / "consumequeue", offsets)
     monkeypatch.setattr(row_pass, "MAX_HELD_PER_QUEUE", short)
-    with RocksQueues(str(tmp_path / "consumequeue")) as found:
-        pages = [*found.queues["far", 0].pages(0, 1 << 50)]
+    with RocksQueues(str(tmp_path / "consumequeue")) as rocks_queues:
+        pages = [*rocks_queues.queues["far", 0].pages(0, 1 << 50)]
         assert [start + at for start, rows in pages
                 for at in np.flatnonzero(rows["size"])] == offsets
         # What is missing after a row is shown by one entry of zeros at least.
         assert [(start, len(rows)) for start, rows in pages] == [
             (0, 7), (40_000, 2), (1 << 40, 2)]
-        assert [(start, len(rows)) for start, rows in found.queues["far", 0].pages(2, 4)] == [
-            (2, 1)]
+        assert [(start, len(rows))
+                for start, rows in rocks_queues.queues["far", 0].pages(2, 4)] == [
+                    (2, 1)]

@@ -33,8 +33,10 @@ from tests.support import tiny as tiny_stores
 from tests.support.share import sample
 from tests.support.stored import intact, object_of, puts_of
 
-STORES = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()]
-JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]
+STORES = [pytest.param(golden_store, id=golden_store.id)
+          for golden_store in golden_sets.golden_stores()]
+JUDGED = [pytest.param(golden_store, id=golden_store.id)
+          for golden_store in golden_sets.judged_stores()]
 
 
 def opened(store: golden_sets.GoldenStore, golden: GoldenFolder) -> Store:
@@ -55,14 +57,14 @@ def test_every_record_that_was_stored_is_shown_as_it_was(store: golden_sets.Gold
     expected = [*intact(root, store, puts_of(store, golden))]
     assert expected
     problems: list[Problem] = []
-    with opened(store, golden) as one:
-        found = {row["physical_offset"]: row for row in objects(one, problems=problems)}
+    with opened(store, golden) as opened_store:
+        rows = {row["physical_offset"]: row for row in objects(opened_store, problems=problems)}
         for record in expected:
-            row = found.pop(record.physical_offset)
+            row = rows.pop(record.physical_offset)
             wanted = object_of(record)
             assert {name: row[name] for name in wanted} == wanted
             assert row["crc_ok"]
-            raw = one.log.raw_at(record.physical_offset)
+            raw = opened_store.log.raw_at(record.physical_offset)
             assert raw is not None
             assert hashlib.sha1(raw).hexdigest() == record.raw_sha1
             body = message.decode(raw).body
@@ -70,21 +72,21 @@ def test_every_record_that_was_stored_is_shown_as_it_was(store: golden_sets.Gold
             if row["body_encoding"] == "utf-8":
                 assert row["body"].encode() == body
     # What is left was changed after it was stored: it is shown, and its CRC says so.
-    assert all(not row["crc_ok"] for row in found.values())
+    assert all(not row["crc_ok"] for row in rows.values())
     if store.is_clean:
-        assert not found
+        assert not rows
         assert not problems
 
 
 @pytest.mark.parametrize("store", sample(STORES, 30, "message objects"))
 def test_rows_are_message_objects(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     """Columns and single records give the same objects, whatever is asked of the body."""
-    with opened(store, golden) as one:
+    with opened(store, golden) as opened_store:
         for body, decompress in (("auto", False), ("utf-8", False), ("base64", True),
                                  ("none", False)):
-            made = Projection(FIELDS, body, decompress)
-            for page in Selector(one, Selection(), View(one)).pages():
-                rows = list(made.rows(page))
+            projection = Projection(FIELDS, body, decompress)
+            for page in Selector(opened_store, Selection(), View(opened_store)).pages():
+                rows = list(projection.rows(page))
                 assert rows == [message_object(record, body=body, decompress=decompress)
                                 for record in page.records()]
 
@@ -93,20 +95,22 @@ def test_rows_are_message_objects(store: golden_sets.GoldenStore, golden: Golden
 def test_queues_give_what_the_engine_delivers(store: golden_sets.GoldenStore,
                                               golden: GoldenFolder) -> None:
     expect = store.load_expect(golden(store.set.id))
-    with opened(store, golden) as one:
-        view = view_of(one, "broker")
+    with opened(store, golden) as opened_store:
+        view = view_of(opened_store, "broker")
         for queue in expect.queues:
             if expect.is_compacted(queue.topic):
                 continue
             problems: list[Problem] = []
             wanted = Selection(topic=queue.topic, queue_id=queue.queue_id)
-            found = [(record.queue_offset, record.physical_offset, record.total_size,
-                      hashlib.sha1(record.body).hexdigest(), record.topic.decode(),
-                      record.queue_id)
-                     for record in Selector(one, wanted, view, problems.append).records()]
-            assert found == [
-                (each.queue_offset, each.physical_offset, each.size, each.body_sha1, each.topic,
-                 each.queue_id) for each in queue.messages], queue.id
+            delivered = [(record.queue_offset, record.physical_offset, record.total_size,
+                          hashlib.sha1(record.body).hexdigest(), record.topic.decode(),
+                          record.queue_id)
+                         for record in Selector(opened_store, wanted, view,
+                                                problems.append).records()]
+            assert delivered == [
+                (message.queue_offset, message.physical_offset, message.size, message.body_sha1,
+                 message.topic,                  message.queue_id)
+                for message in queue.messages], queue.id
             assert not problems
 
 
@@ -114,12 +118,13 @@ def test_queues_give_what_the_engine_delivers(store: golden_sets.GoldenStore,
 def test_all_queues_of_a_topic_come_in_log_order(kind: str, golden: GoldenFolder) -> None:
     store = golden_sets.GoldenStore(golden_sets.GoldenSet("5.3.3", kind), "store")
     expect = store.load_expect(golden(store.set.id))
-    with opened(store, golden) as one:
+    with opened(store, golden) as opened_store:
         for topic in {queue.topic for queue in expect.queues}:
-            expected = sorted(each.physical_offset for queue in expect.queues
-                              for each in queue.messages if queue.topic == topic)
-            found = [row["physical_offset"] for row in objects(one, Selection(topic=topic))]
-            assert found == expected, topic
+            expected = sorted(message.physical_offset for queue in expect.queues
+                              for message in queue.messages if queue.topic == topic)
+            physical_offsets = [row["physical_offset"]
+                                for row in objects(opened_store, Selection(topic=topic))]
+            assert physical_offsets == expected, topic
 
 
 # -- filters, held against brute force ------------------------------------------------------------
@@ -163,14 +168,14 @@ CASES: list[Case] = [
 
 
 def selection_of(raw: dict[str, Any], **more: Any) -> Selection:
-    where = tuple(Condition.of(*one) for one in raw.get("where", ()))
+    where = tuple(Condition.of(*condition) for condition in raw.get("where", ()))
     return Selection(**{**raw, "where": where}, **more)
 
 
 @pytest.fixture(scope="module")
 def basic(golden: GoldenFolder) -> Iterator[Store]:
-    with Store.open(golden("5.3.3/basic/store")) as one:
-        yield one
+    with Store.open(golden("5.3.3/basic/store")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -200,8 +205,9 @@ def test_every_case_but_the_impossible_one_finds_something(
 
 def test_offset_and_count(basic: Store, everything: list[dict[str, Any]]) -> None:
     queue = [row for row in everything if (row["topic"], row["queue_id"]) == ("TP_ship_evt-x", 1)]
-    found = objects(basic, Selection(topic="TP_ship_evt-x", queue_id=1, from_offset=40, count=7))
-    assert found == queue[40:47]
+    listed_objects = objects(basic,
+                             Selection(topic="TP_ship_evt-x", queue_id=1, from_offset=40, count=7))
+    assert listed_objects == queue[40:47]
     assert objects(basic, Selection(count=3)) == everything[:3]
     assert objects(basic, Selection(count=0)) == []
     assert objects(basic, Selection(topic="TP_ship_evt-x", count=1000, tag="A")) == [
@@ -233,10 +239,11 @@ def test_several_keys_in_one_condition() -> None:
 def test_topics_of_one_length_are_distinguished(tmp_path: Path) -> None:
     tiny = tiny_stores.build(tmp_path / "s", [
         tiny_stores.Spec(topic, 0, b"x", raw_properties="") for topic in ("Aa", "BB", "Aa", "A")])
-    with Store.open(tiny.root) as one:
+    with Store.open(tiny.root) as opened:
         for topic, count in (("Aa", 2), ("BB", 1), ("A", 1), ("", 0), ("Aaa", 0)):
             where = (Condition.of("topic", "=", topic),)
-            assert [row["topic"] for row in objects(one, Selection(where=where))] == [topic] * count
+            assert [row["topic"]
+                    for row in objects(opened, Selection(where=where))] == [topic] * count
 
 
 def test_fields_are_checked() -> None:
@@ -257,20 +264,20 @@ def test_files_are_left_out_by_their_times(tmp_path: Path) -> None:
     root = tmp_path / "store"
     tiny = tiny_stores.build(root, specs)
     _shift_times(tiny, lambda number: number * day)
-    with Store.open(root) as one:
-        every = objects(one)
+    with Store.open(root) as opened:
+        every = objects(opened)
         assert len(every) == len(specs)
-        assert len(one.log.files) >= 5
+        assert len(opened.log.files) >= 5
         since, until = every[15]["store_timestamp"], every[17]["store_timestamp"]
         wanted = Selection(since=since, until=until)
-        chosen = chosen_files(one.log, wanted)
+        chosen = chosen_files(opened.log, wanted)
         assert 1 <= len(chosen) <= 2
-        assert objects(one, wanted) == every[15:18]
-        assert objects(one, Selection(topic="t", queue_id=0, since=since, until=until)) == every[
+        assert objects(opened, wanted) == every[15:18]
+        assert objects(opened, Selection(topic="t", queue_id=0, since=since, until=until)) == every[
             15:18]
-        assert chosen_files(one.log, Selection(until=every[0]["store_timestamp"])) == [0]
-        assert chosen_files(one.log, Selection(since=every[-1]["store_timestamp"])) == [
-            len(one.log.files) - 1]
+        assert chosen_files(opened.log, Selection(until=every[0]["store_timestamp"])) == [0]
+        assert chosen_files(opened.log, Selection(since=every[-1]["store_timestamp"])) == [
+            len(opened.log.files) - 1]
 
 
 def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
@@ -278,14 +285,14 @@ def test_a_clock_that_was_set_back_hides_nothing(tmp_path: Path) -> None:
     tiny = tiny_stores.build(tmp_path / "store", specs)
     # Half a minute forth and back again, over and over.
     _shift_times(tiny, lambda number: (number % 3) * CLOCK_SLACK // 4)
-    with Store.open(tiny.root) as one:
-        every = objects(one)
+    with Store.open(tiny.root) as opened:
+        every = objects(opened)
         times = [row["store_timestamp"] for row in every]
         assert times != sorted(times)
         for wanted in times[::5]:
             expected = [row for row in every if row["store_timestamp"] == wanted]
-            assert objects(one, Selection(since=wanted, until=wanted)) == expected
-            assert objects(one, Selection("t", 0, since=wanted, until=wanted)) == expected
+            assert objects(opened, Selection(since=wanted, until=wanted)) == expected
+            assert objects(opened, Selection("t", 0, since=wanted, until=wanted)) == expected
 
 
 def _shift_times(tiny: tiny_stores.Tiny, shift: Any) -> None:
@@ -301,11 +308,12 @@ def _shift_times(tiny: tiny_stores.Tiny, shift: Any) -> None:
 
 def test_nothing_is_read_ahead_of_what_is_shown(golden: GoldenFolder,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    with Store.open(golden("5.3.3/basic/store")) as one:
+    with Store.open(golden("5.3.3/basic/store")) as opened:
         numbers: list[int] = []
-        real = one.log.source
-        monkeypatch.setattr(one.log, "source", lambda one: numbers.append(one) or real(one))
-        pages = Selector(one, Selection(), View(one)).pages()
+        real = opened.log.source
+        monkeypatch.setattr(opened.log, "source", lambda number: numbers.append(number)
+                            or real(number))
+        pages = Selector(opened, Selection(), View(opened)).pages()
         next(pages)
         assert set(numbers) == {0}
 
@@ -324,11 +332,11 @@ def test_rows_that_lead_nowhere_are_reported_in_runs(tiny: tiny_stores.Tiny) -> 
             log.seek(position)
             log.write(b"\xee" * len(placed.raw))
     problems: list[Problem] = []
-    with Store.open(tiny.root) as one:
-        found = objects(one, Selection(topic="orders", queue_id=0), problems=problems)
-    assert [row["physical_offset"] for row in found] == [
+    with Store.open(tiny.root) as opened:
+        listed_objects = objects(opened, Selection(topic="orders", queue_id=0), problems=problems)
+    assert [row["physical_offset"] for row in listed_objects] == [
         tiny.messages[queue[0]].start, tiny.messages[queue[3]].start]
-    assert [one.kind for one in problems] == ["row"]
+    assert [problem.kind for problem in problems] == ["row"]
     assert "orders/0: entries 1 to 2 point to no message" in problems[0].text
     assert problems[0].offset == tiny.messages[queue[1]].start
 
@@ -336,16 +344,17 @@ def test_rows_that_lead_nowhere_are_reported_in_runs(tiny: tiny_stores.Tiny) -> 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
 def test_rows_behind_a_cut_log_are_reported(version: str, golden: GoldenFolder) -> None:
     problems: list[Problem] = []
-    with Store.open(golden(f"{version}/crash-cqahead/before")) as one:
-        every = {row["physical_offset"] for row in objects(one)}
-        found = set()
-        for topic in {topic for topic, _ in one.queues}:
-            found |= {row["physical_offset"]
-                      for row in objects(one, Selection(topic=topic), problems=problems)}
-    assert found == every
+    with Store.open(golden(f"{version}/crash-cqahead/before")) as opened:
+        every = {row["physical_offset"] for row in objects(opened)}
+        physical_offsets = set()
+        for topic in {topic for topic, _ in opened.queues}:
+            physical_offsets |= {row["physical_offset"]
+                                 for row in objects(opened, Selection(topic=topic),
+                                                    problems=problems)}
+    assert physical_offsets == every
     assert problems
-    assert {each.kind for each in problems} == {"row"}
-    assert all("beyond the end of the log" in each.text for each in problems)
+    assert {problem.kind for problem in problems} == {"row"}
+    assert all("beyond the end of the log" in problem.text for problem in problems)
 
 
 def test_rows_behind_a_hole_are_shown(tiny: tiny_stores.Tiny) -> None:
@@ -355,37 +364,38 @@ def test_rows_behind_a_hole_are_shown(tiny: tiny_stores.Tiny) -> None:
         file, position = tiny.unit_place(unit)
         damage.zero(tiny.root, file, position, 20)
     problems: list[Problem] = []
-    with Store.open(tiny.root) as one:
+    with Store.open(tiny.root) as opened:
         for wanted in (Selection("orders", 0), Selection("orders", 0, from_offset=1)):
             problems.clear()
-            found = objects(one, wanted, problems=problems)
+            listed_objects = objects(opened, wanted, problems=problems)
             expected = [tiny.messages[unit.message].start for unit in (units[0], units[3])]
-            assert [row["physical_offset"] for row in found] == expected[-len(found):]
-            assert found
-            assert [each.kind for each in problems] == ["row"]
+            assert [row["physical_offset"]
+                    for row in listed_objects] == expected[-len(listed_objects):]
+            assert listed_objects
+            assert [problem.kind for problem in problems] == ["row"]
             assert "2 entries from 1 on are zero" in problems[0].text
-        assert len(objects(one, Selection("orders", 0), view="broker")) == 1
+        assert len(objects(opened, Selection("orders", 0), view="broker")) == 1
 
 
 def test_an_unreadable_queue_does_not_hide_the_others(tiny: tiny_stores.Tiny) -> None:
     refused = tiny.root / "consumequeue/orders/0/00000000000000000000"
     problems: list[Problem] = []
-    with damage.refused(refused), Store.open(tiny.root) as one:
-        found = objects(one, Selection(topic="orders"), problems=problems)
-        assert {row["queue_id"] for row in found} == {1}
-        assert len(found) == len(tiny.queues()["orders", 1])
-        assert [each.kind for each in problems] == ["unreadable"]
+    with damage.refused(refused), Store.open(tiny.root) as opened:
+        listed_objects = objects(opened, Selection(topic="orders"), problems=problems)
+        assert {row["queue_id"] for row in listed_objects} == {1}
+        assert len(listed_objects) == len(tiny.queues()["orders", 1])
+        assert [problem.kind for problem in problems] == ["unreadable"]
         assert "orders/0" in problems[0].text
-        assert objects(one, Selection("orders", 0)) == []
+        assert objects(opened, Selection("orders", 0)) == []
 
 
 @pytest.mark.parametrize(("kind", "length"), [
     ("crash-trunc-zero", 217), ("crash-trunc-header", 6), ("crash-trunc-garbage", 10567)])
 def test_damage_is_reported_at_its_place(kind: str, length: int, golden: GoldenFolder) -> None:
     problems: list[Problem] = []
-    with Store.open(golden(f"5.3.3/{kind}/before")) as one:
-        objects(one, problems=problems)
-    assert [(each.kind, each.offset, each.length) for each in problems] == [
+    with Store.open(golden(f"5.3.3/{kind}/before")) as opened:
+        objects(opened, problems=problems)
+    assert [(problem.kind, problem.offset, problem.length) for problem in problems] == [
         ("damage", 173239, length)]
 
 
@@ -394,13 +404,13 @@ def test_a_missing_file_is_reported(golden_copy: GoldenFolder) -> None:
     names = sorted(path.name for path in (root / "commitlog").iterdir())
     (root / "commitlog" / names[1]).unlink()
     problems: list[Problem] = []
-    with Store.open(root) as one:
-        objects(one, problems=problems)
+    with Store.open(root) as opened:
+        objects(opened, problems=problems)
         gone = int(names[1])
-        assert [(each.kind, each.offset, each.length) for each in problems] == [
+        assert [(problem.kind, problem.offset, problem.length) for problem in problems] == [
             ("gap", gone, int(names[2]) - gone)]
         problems.clear()
-        objects(one, Selection(from_phy=int(names[3])), problems=problems)
+        objects(opened, Selection(from_phy=int(names[3])), problems=problems)
         assert not problems
 
 
@@ -409,21 +419,21 @@ def test_zeros_inside_the_log_are_reported(golden_copy: GoldenFolder) -> None:
     path = sorted((root / "commitlog").iterdir())[1]
     path.write_bytes(bytes(path.stat().st_size))
     problems: list[Problem] = []
-    with Store.open(root) as one:
-        objects(one, problems=problems)
-    assert [(each.kind, each.offset) for each in problems] == [("damage", int(path.name))]
+    with Store.open(root) as opened:
+        objects(opened, problems=problems)
+    assert [(problem.kind, problem.offset) for problem in problems] == [("damage", int(path.name))]
     assert "zeroed range in the log" in problems[0].text
 
 
 def test_without_queues_the_log_is_searched(golden: GoldenFolder) -> None:
     problems: list[Problem] = []
-    with Store.open(golden("5.3.3/clean-nocq/before")) as one:
-        every = objects(one)
+    with Store.open(golden("5.3.3/clean-nocq/before")) as opened:
+        every = objects(opened)
         topic = every[0]["topic"]
         expected = [row for row in every if row["topic"] == topic]
-        assert objects(one, Selection(topic=topic), problems=problems) == expected
-        assert [each.kind for each in problems] == ["note"]
-        assert objects(one, Selection(topic=topic, queue_id=1, from_offset=2)) == [
+        assert objects(opened, Selection(topic=topic), problems=problems) == expected
+        assert [problem.kind for problem in problems] == ["note"]
+        assert objects(opened, Selection(topic=topic, queue_id=1, from_offset=2)) == [
             row for row in expected if row["queue_id"] == 1 and row["queue_offset"] >= 2]
 
 
@@ -435,14 +445,14 @@ def test_an_unknown_topic_is_not_searched_for(basic: Store,
 
 def test_an_unreadable_file_does_not_stop_the_rest(golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic/store")
-    with Store.open(root) as one:
-        every = objects(one)
-        refused = one.log.files[1]
+    with Store.open(root) as opened:
+        every = objects(opened)
+        refused = opened.log.files[1]
     problems: list[Problem] = []
-    with damage.refused(refused.path), Store.open(root) as one:
-        assert objects(one, problems=problems) == [
+    with damage.refused(refused.path), Store.open(root) as opened:
+        assert objects(opened, problems=problems) == [
             row for row in every if not refused.base <= row["physical_offset"] < refused.end]
-    assert [each.kind for each in problems] == ["unreadable"]
+    assert [problem.kind for problem in problems] == ["unreadable"]
     assert refused.path in problems[0].text
 
 
@@ -458,9 +468,9 @@ def test_a_torn_end_is_no_damage_while_a_broker_writes(tiny: tiny_stores.Tiny,
     for held, kind in ((True, "in-progress"), (False, "damage")):
         monkeypatch.setattr(Store, "lock", LockState(held))
         problems: list[Problem] = []
-        with Store.open(tiny.root) as one:
-            assert len(objects(one, problems=problems)) == len(tiny.messages) - 1
-        assert [(each.kind, each.offset) for each in problems] == [(kind, last.start)]
+        with Store.open(tiny.root) as opened:
+            assert len(objects(opened, problems=problems)) == len(tiny.messages) - 1
+        assert [(problem.kind, problem.offset) for problem in problems] == [(kind, last.start)]
         assert problems[0].is_fault is not held
 
 
@@ -468,8 +478,8 @@ def test_a_torn_end_is_no_damage_while_a_broker_writes(tiny: tiny_stores.Tiny,
 def test_the_brokers_view_ends_at_the_first_damage(version: str, golden: GoldenFolder) -> None:
     expect = golden_sets.GoldenStore(golden_sets.GoldenSet(version, "crash-crc"),
                                      "after").load_expect(golden(f"{version}/crash-crc"))
-    with Store.open(golden(f"{version}/crash-crc/after")) as one:
-        disk, broker = objects(one), objects(one, view="broker")
+    with Store.open(golden(f"{version}/crash-crc/after")) as opened:
+        disk, broker = objects(opened), objects(opened, view="broker")
     assert broker == [row for row in disk
                       if row["physical_offset"] < expect.max_physical_offset]
     assert len(broker) == expect.readable_total
@@ -486,13 +496,13 @@ def test_rows_of_another_topic_or_queue_are_not_followed(tmp_path: Path) -> None
         with path.open("r+b") as file:
             file.write((store.root / "consumequeue" / wrong / path.name).read_bytes()[:20])
         problems: list[Problem] = []
-        with Store.open(store.root) as one:
-            assert [row["body"] for row in objects(one, Selection(topic="orders", queue_id=0),
+        with Store.open(store.root) as opened:
+            assert [row["body"] for row in objects(opened, Selection(topic="orders", queue_id=0),
                                                    problems=problems)] == ["4"]
         assert f"the message there belongs to {wrong}" in problems[0].text
         path.write_bytes(rows)
-    with Store.open(store.root) as one:  # a light queue has messages of other topics
-        assert [row["body"] for row in objects(one, Selection(topic="%LMQ%a"))] == ["4"]
+    with Store.open(store.root) as opened:  # a light queue has messages of other topics
+        assert [row["body"] for row in objects(opened, Selection(topic="%LMQ%a"))] == ["4"]
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -517,9 +527,9 @@ def test_rows_of_queues_are_merged_as_one_by_one(number: int, basic: Store,
 
     monkeypatch.setattr(Selector, "_rows", rows)
     selector = Selector(basic, Selection(topic="t"), view_of(basic, "disk"))
-    found = [tuple(row) for part in selector._merged([None] * len(streams))  # type: ignore[list-item]
-             for row in part.T.tolist()]
-    assert found == list(heapq.merge(*streams))
+    entries = [tuple(row) for part in selector._merged([None] * len(streams))  # type: ignore[list-item]
+               for row in part.T.tolist()]
+    assert entries == list(heapq.merge(*streams))
 
 
 @pytest.mark.parametrize("store", sample(STORES, 8, "records together",
@@ -527,15 +537,17 @@ def test_rows_of_queues_are_merged_as_one_by_one(number: int, basic: Store,
 def test_messages_read_together_are_those_read_one_by_one(
         store: golden_sets.GoldenStore, golden: GoldenFolder,
         monkeypatch: pytest.MonkeyPatch) -> None:
-    with opened(store, golden) as one:
-        for topic in topics_on_disk(one):
+    with opened(store, golden) as opened_store:
+        for topic in topics_on_disk(opened_store):
             problems: list[Problem] = []
-            together = list(Selector(one, Selection(topic=topic), view_of(one, "disk"),
+            together = list(Selector(opened_store, Selection(topic=topic),
+                                     view_of(opened_store, "disk"),
                                      problems.append).records())
             with monkeypatch.context() as patched:
                 patched.setattr(select, "MIN_SIZE", 1 << 40)
                 alone: list[Problem] = []
-                assert together == list(Selector(one, Selection(topic=topic), view_of(one, "disk"),
+                assert together == list(Selector(opened_store, Selection(topic=topic),
+                                                 view_of(opened_store, "disk"),
                                                  alone.append).records())
             assert problems == alone
 
@@ -547,12 +559,12 @@ def test_messages_read_together_are_those_read_one_by_one(
 def test_a_tag_finds_what_reading_everything_finds(store: golden_sets.GoldenStore,
                                                    golden: GoldenFolder) -> None:
     """Whatever a row's tag code is: of a delay topic it is a time, with an extension a place."""
-    with opened(store, golden) as one:
-        for topic in topics_on_disk(one):
-            rows = objects(one, Selection(topic=topic))
+    with opened(store, golden) as opened_store:
+        for topic in topics_on_disk(opened_store):
+            rows = objects(opened_store, Selection(topic=topic))
             for tag in sorted({row["tags"] for row in rows if row["tags"]})[:5]:
                 if "||" not in tag:
-                    assert objects(one, Selection(topic=topic, tag=tag)) == [
+                    assert objects(opened_store, Selection(topic=topic, tag=tag)) == [
                         row for row in rows if row["tags"] == tag]
 
 
@@ -575,8 +587,9 @@ def test_only_messages_that_may_have_the_tag_are_read(
     topic_rows(basic, "TP_ship_evt-x", None, selector.view)  # the ends of the queues
     monkeypatch.setattr(CommitLog, "record_at", noted)
     monkeypatch.setattr(select, "packed_records", together)
-    found = [row["physical_offset"] for page in selector.pages() for row in Projection().rows(page)]
-    assert found == wanted
+    physical_offsets = [row["physical_offset"] for page in selector.pages()
+                        for row in Projection().rows(page)]
+    assert physical_offsets == wanted
     assert set(wanted) <= set(read)
     assert len(read) < len(wanted) + 20
 
@@ -584,13 +597,13 @@ def test_only_messages_that_may_have_the_tag_are_read(
 @pytest.mark.parametrize("code", [4711, -1, 1 << 40])
 def test_a_damaged_tag_code_hides_no_message(code: int, golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
-    with Store.open(root) as one:
-        before = objects(one, Selection(topic="TP_ship_evt-x", tag="A"))
+    with Store.open(root) as opened:
+        before = objects(opened, Selection(topic="TP_ship_evt-x", tag="A"))
         row = before[len(before) // 2]
         place = row["queue_offset"] * 20
-        file = next(file for file in one.plain_queues["TP_ship_evt-x", row["queue_id"]].files
+        file = next(file for file in opened.plain_queues["TP_ship_evt-x", row["queue_id"]].files
                     if file.base <= place < file.end)
     damage.cq_wrong_tag(root, f"consumequeue/TP_ship_evt-x/{row['queue_id']}/{file.name}",
                         (place - file.base) // 20, code)
-    with Store.open(root) as one:
-        assert objects(one, Selection(topic="TP_ship_evt-x", tag="A")) == before
+    with Store.open(root) as opened:
+        assert objects(opened, Selection(topic="TP_ship_evt-x", tag="A")) == before

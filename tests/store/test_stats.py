@@ -23,33 +23,35 @@ from tests.support import damage, engine
 from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 
-CLEAN = [pytest.param(each, id=each.id) for each in golden_sets.clean_stores()]
+CLEAN = [pytest.param(golden_store, id=golden_store.id)
+         for golden_store in golden_sets.clean_stores()]
 Key = Callable[[engine.Stored], Hashable]
 KEYS: dict[str, Key] = {
-    "topic": lambda one: one.topic,
-    "queue": lambda one: (one.topic, one.queue_id),
-    "tag": lambda one: properties.parse(one.properties).get("TAGS"),
-    "minute": lambda one: one.store_timestamp // 60_000 * 60_000,
-    "hour": lambda one: one.store_timestamp // 3_600_000 * 3_600_000,
-    "day": lambda one: one.store_timestamp // 86_400_000 * 86_400_000,
-    "store-host": lambda one: one.store_host.removeprefix("/"),
-    "size": lambda one: (1 << one.size.bit_length() - 1, (1 << one.size.bit_length()) - 1),
-    "flag": lambda one: one.flag,
-    "transaction": lambda one: sysflag.transaction_type(one.sys_flag),
-    "compression": lambda one: sysflag.compression(one.sys_flag) or "none",
-    "none": lambda one: None,
+    "topic": lambda record: record.topic,
+    "queue": lambda queue: (queue.topic, queue.queue_id),
+    "tag": lambda record: properties.parse(record.properties).get("TAGS"),
+    "minute": lambda record: record.store_timestamp // 60_000 * 60_000,
+    "hour": lambda record: record.store_timestamp // 3_600_000 * 3_600_000,
+    "day": lambda record: record.store_timestamp // 86_400_000 * 86_400_000,
+    "store-host": lambda record: record.store_host.removeprefix("/"),
+    "size": lambda record: (1 << record.size.bit_length() - 1, (1 << record.size.bit_length()) - 1),
+    "flag": lambda record: record.flag,
+    "transaction": lambda record: sysflag.transaction_type(record.sys_flag),
+    "compression": lambda record: sysflag.compression(record.sys_flag) or "none",
+    "none": lambda value: None,
 }
 
 
 def expected(stored: Iterable[engine.Stored], key: Key) -> dict[Hashable, tuple[int, ...]]:
     """(messages, bytes, body bytes, first, last) by key, in plain Python."""
-    found: dict[Hashable, list[engine.Stored]] = {}
-    for one in stored:
-        found.setdefault(key(one), []).append(one)
-    return {name: (len(some), sum(one.size for one in some),
-                   sum(one.body_length for one in some),
-                   min(one.store_timestamp for one in some),
-                   max(one.store_timestamp for one in some)) for name, some in found.items()}
+    storeds: dict[Hashable, list[engine.Stored]] = {}
+    for message in stored:
+        storeds.setdefault(key(message), []).append(message)
+    return {name: (len(some), sum(item.size for item in some),
+                   sum(item.body_length for item in some),
+                   min(record.store_timestamp for record in some),
+                   max(record.store_timestamp for record in some))
+            for name, some in storeds.items()}
 
 
 def keyed(sums: Aggregate, **options: Any) -> dict[Hashable, tuple[int, ...]]:
@@ -62,8 +64,8 @@ def keyed(sums: Aggregate, **options: Any) -> dict[Hashable, tuple[int, ...]]:
 
 
 def puts(store: golden_sets.GoldenStore, golden: GoldenFolder) -> list[engine.Stored]:
-    return [one for put in engine.puts(golden(store.set.id) / "input.jsonl")
-            for one in put.stored]
+    return [message for put in engine.puts(golden(store.set.id) / "input.jsonl")
+            for message in put.stored]
 
 
 @pytest.mark.parametrize("store", CLEAN)
@@ -75,7 +77,7 @@ def test_what_was_put_is_counted(store: golden_sets.GoldenStore, golden: GoldenF
             assert keyed(sums) == expected(stored, key), by
             assert sums.bytes_damaged == sums.damaged_spans == 0
             assert (sums.bytes_in_messages + sums.bytes_blank + sums.bytes_zero
-                    == sum(one.size for one in opened.log.files))
+                    == sum(file.size for file in opened.log.files))
 
 
 def test_the_frames_are_those_of_a_walk(golden: GoldenFolder) -> None:
@@ -97,17 +99,17 @@ def test_the_frames_are_those_of_a_walk(golden: GoldenFolder) -> None:
 def test_filters(by: str, golden: GoldenFolder) -> None:
     store = golden_sets.GoldenStore(golden_sets.GoldenSet("5.3.3", "basic"), "store")
     stored = puts(store, golden)
-    times = sorted(one.store_timestamp for one in stored)
-    topics = {one.topic for one in stored}
+    times = sorted(message.store_timestamp for message in stored)
+    topics = {message.topic for message in stored}
     with Store.open(golden(store.id)) as opened:
         for topic in (None, *topics, "nope", ""):
             for since, until in ((None, None), (times[9], None), (None, times[40]),
                                  (times[9], times[40]), (times[-1] + 1, None)):
                 sums = collect(opened, Query(by, topic, since, until))
                 assert keyed(sums) == expected(
-                    (one for one in stored if topic in (None, one.topic)
-                     and (since is None or one.store_timestamp >= since)
-                     and (until is None or one.store_timestamp <= until)), KEYS[by])
+                    (message for message in stored if topic in (None, message.topic)
+                     and (since is None or message.store_timestamp >= since)
+                     and (until is None or message.store_timestamp <= until)), KEYS[by])
 
 
 @pytest.mark.parametrize("zone", [timezone(timedelta(hours=5, minutes=45)),
@@ -156,8 +158,8 @@ def test_times_no_calendar_has() -> None:
         sums = Aggregate(by)
         for batch in Walk(BytesSource(data)):
             sums.add(batch)
-        found = rows(sums, ZoneInfo("Asia/Kolkata"))
-        assert sum(row["messages"] for row in found) == 4
+        listed_rows = rows(sums, ZoneInfo("Asia/Kolkata"))
+        assert sum(row["messages"] for row in listed_rows) == 4
         assert total(sums)["first_store_timestamp"] == times[0]
         assert total(sums)["last_store_timestamp"] == times[1]
 
@@ -178,7 +180,7 @@ def test_figures_of_a_row(tiny_base: tiny_stores.Tiny) -> None:
     orders, bills = rows(sums)
     assert [row["topic"] for row in (orders, bills)] == ["orders", "bills"]
     assert tuple(orders)[1:] == VALUE_COLUMNS
-    sizes = [len(one.raw) for one in tiny_base.messages if one.spec.topic == "orders"]
+    sizes = [len(message.raw) for message in tiny_base.messages if message.spec.topic == "orders"]
     span = (orders["last_store_timestamp"] - orders["first_store_timestamp"]) / 1000
     assert orders["share"] == 0.75
     assert orders["average_size"] == round(sum(sizes) / 6, 1)
@@ -187,7 +189,7 @@ def test_figures_of_a_row(tiny_base: tiny_stores.Tiny) -> None:
     everything = total(sums)
     assert everything["messages"] == 8
     assert everything["share"] == 1
-    assert everything["bytes"] == sum(len(one.raw) for one in tiny_base.messages)
+    assert everything["bytes"] == sum(len(message.raw) for message in tiny_base.messages)
 
 
 def test_a_single_moment_has_no_rate_and_a_minute_has(tmp_path: Path) -> None:
@@ -201,12 +203,12 @@ def test_a_single_moment_has_no_rate_and_a_minute_has(tmp_path: Path) -> None:
                                   "messages_per_second", "last_store_timestamp"])
 def test_sorting(sort: str, golden: GoldenFolder) -> None:
     with Store.open(golden("5.3.3/basic/store")) as store:
-        found = rows(collect(store, Query("queue")), sort=sort)
-    values = [row[sort] or 0 for row in found]
+        listed_rows = rows(collect(store, Query("queue")), sort=sort)
+    values = [row[sort] or 0 for row in listed_rows]
     assert values == sorted(values, reverse=True)
     by_key = rows(collect(store, Query("queue")), sort="key")
     assert [(row["topic"], row["queue_id"]) for row in by_key] == sorted(
-        (row["topic"], row["queue_id"]) for row in found)
+        (row["topic"], row["queue_id"]) for row in listed_rows)
 
 
 def test_an_empty_store(tmp_path: Path) -> None:
@@ -244,8 +246,8 @@ def test_an_unknown_grouping(tiny_base: tiny_stores.Tiny) -> None:
 
 def test_files_are_left_out_by_time(golden: GoldenFolder) -> None:
     with Store.open(golden("5.3.3/basic/store")) as store:
-        starts = [store.log.record_at(one.base).store_timestamp  # type: ignore[union-attr]
-                  for one in store.log.files]
+        starts = [store.log.record_at(file.base).store_timestamp  # type: ignore[union-attr]
+                  for file in store.log.files]
         everything = store.log.files
         assert choose_files(store, Query()) == everything
         kept = choose_files(store, Query(since=starts[2], until=starts[3]), skew=0)

@@ -43,20 +43,21 @@ class Elsewhere:
     jobs = 3
 
     def run(self, work: Callable[[Any], Any], tasks: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        known = list(tasks)
-        sent = [pickle.dumps((work, task)) for task in known]
-        found: dict[int, bytes] = {}
-        for at in random.Random(len(known)).sample([*range(len(known))] * 2, 2 * len(known)):
+        all_tasks = list(tasks)
+        sent = [pickle.dumps((work, task)) for task in all_tasks]
+        texts: dict[int, bytes] = {}
+        for at in random.Random(len(all_tasks)).sample([*range(len(all_tasks))] * 2,
+                                                       2 * len(all_tasks)):
             do, task = pickle.loads(sent[at])
-            found[at] = pickle.dumps(do(task))
-        for at, task in enumerate(known):
-            yield task, pickle.loads(found[at])
+            texts[at] = pickle.dumps(do(task))
+        for at, task in enumerate(all_tasks):
+            yield task, pickle.loads(texts[at])
 
 
 def log_of(keys: Iterable[str], **fields: Any) -> bytes:
     data = b""
-    for one in keys:
-        data += record(len(data), keys=one, **fields)
+    for key in keys:
+        data += record(len(data), keys=key, **fields)
     return data
 
 
@@ -67,8 +68,8 @@ def store_of(root: Path, keys: Iterable[str], files: int = 1) -> Path:
     base = 0
     for number in range(files):
         data = b""
-        for one in wanted[number::files]:
-            data += record(base + len(data), keys=one)
+        for key in wanted[number::files]:
+            data += record(base + len(data), keys=key)
         data += bytes(64)  # not even room for a blank: then there are none in the next file
         data += bytes(-len(data) % 4096)
         size = 1 << 18
@@ -79,18 +80,19 @@ def store_of(root: Path, keys: Iterable[str], files: int = 1) -> Path:
 
 
 def counts(sums: Aggregate) -> dict[Any, int]:
-    return {key: one.messages for key, one in sums.groups().items()}
+    return {key: group.messages for key, group in sums.groups().items()}
 
 
 @pytest.mark.parametrize("store", CLEAN)
 def test_every_key_counts(store: golden_sets.GoldenStore, golden: GoldenFolder) -> None:
     wanted: Counter[str | None] = Counter()
     size: Counter[str | None] = Counter()
-    for one in puts(store, golden):
-        keys = set(properties.split_keys(properties.parse(one.properties).get("KEYS"))) or {None}
+    for message in puts(store, golden):
+        keys = set(properties.split_keys(properties.parse(message.properties).get("KEYS"))) or {
+            None}
         for key in keys:
             wanted[key] += 1
-            size[key] += one.size
+            size[key] += message.size
     with Store.open(golden(store.id), store.dirs) as opened:
         sums = collect(opened, Query("key"))
         everything = collect(opened, Query("none"))
@@ -112,11 +114,11 @@ def test_a_key_that_stands_twice_counts_once() -> None:
 def test_what_is_summed_as_other_comes_last(monkeypatch, tmp_path: Path) -> None:
     bounded(monkeypatch, limit=8, heavy=2)
     with Store.open(store_of(tmp_path, ["x"] * 31 + [f"k{n}" for n in range(29)])) as store:
-        found = collect(store, Query("key"))
+        entries = collect(store, Query("key"))
     for sort in ("key", "messages", "bytes", None):
-        assert [row["key"] for row in rows(found, sort=sort)] == ["x", OTHER]
-    assert [row["messages"] for row in rows(found)] == [31, 29]
-    assert found.is_cut
+        assert [row["key"] for row in rows(entries, sort=sort)] == ["x", OTHER]
+    assert [row["messages"] for row in rows(entries)] == [31, 29]
+    assert entries.is_cut
 
 
 def bounded(monkeypatch: pytest.MonkeyPatch, limit: int, heavy: int) -> None:
@@ -136,22 +138,22 @@ def test_heavy_groups_are_exact_however_the_log_is_cut(seed: int, monkeypatch,
     sent += [f"k{dice.randrange(60)}" for _ in range(91)] + ["above"] * 201
     sent = [*sorted(sent), *sent] if seed == 0 else dice.sample(sent * 2, 2 * len(sent))
     wanted: Counter[str | None] = Counter()
-    for one in sent:
-        wanted.update(set(one.split()) or {None})
+    for text in sent:
+        wanted.update(set(text.split()) or {None})
     everything = sum(wanted.values())
     heavy = {key: count for key, count in wanted.items() if count * 10 > everything}
     assert set(heavy) == {"heavy", "one", "two", "above"}
     rest = everything - sum(heavy.values())
-    found = []
+    values = []
     with Store.open(store_of(tmp_path, sent, files=2)) as store:
         for size in (1 << 30, 60_000, 4_099, 701):
             for how in ({}, {"jobs": 2}, {"pool": Elsewhere()}, {"pool": Threads(2)}):
                 if how and size < 4_099:
                     continue
-                found.append(collect(store, Query("key"), range_size=size, **how))
-    for sums in found:
+                values.append(collect(store, Query("key"), range_size=size, **how))
+    for sums in values:
         assert counts(sums) == {**{key.encode(): n for key, n in heavy.items()}, OTHER: rest}
-        assert rows(sums) == rows(found[0])
+        assert rows(sums) == rows(values[0])
         assert total(sums)["messages"] == len(sent)
 
 
@@ -236,18 +238,18 @@ def test_several_stores(by: str, pool: Any, golden: GoldenFolder,
     roots = [golden("5.3.3/basic/store"), tiny_base.root, golden("4.9.3/basic/store")]
     with ExitStack() as stack:
         logs = opened(stack, *roots)
-        each = [collect_many([log], Query(by))[0] for log in logs]
+        aggregates = [collect_many([log], Query(by))[0] for log in logs]
         many = collect_many(logs, Query(by), pool=pool, range_size=10_000)
-        one, = collect_many(logs, Query(by), pool=pool, range_size=10_000, together=True)
-    assert [rows(sums) for sums in many] == [rows(sums) for sums in each]
-    everything = total(one)
+        item, = collect_many(logs, Query(by), pool=pool, range_size=10_000, together=True)
+    assert [rows(sums) for sums in many] == [rows(sums) for sums in aggregates]
+    everything = total(item)
     assert everything == total(*many)
-    assert everything["messages"] == sum(total(sums)["messages"] for sums in each)
-    found = rows_of_stores([("a", many[0]), ("b", many[1]), ("c", many[2])])
-    assert [row["messages"] for row in found] == sorted(
-        (row["messages"] for row in found), reverse=True)
-    for name, sums in zip("abc", each, strict=True):
-        mine = [row for row in found if row["store"] == name]
+    assert everything["messages"] == sum(total(sums)["messages"] for sums in aggregates)
+    listed_rows_of_stores = rows_of_stores([("a", many[0]), ("b", many[1]), ("c", many[2])])
+    assert [row["messages"] for row in listed_rows_of_stores] == sorted(
+        (row["messages"] for row in listed_rows_of_stores), reverse=True)
+    for name, sums in zip("abc", aggregates, strict=True):
+        mine = [row for row in listed_rows_of_stores if row["store"] == name]
         assert [{**row, "share": 0} for row in rows(sums)] == [
             {key: 0 if key == "share" else value for key, value in row.items() if key != "store"}
             for row in mine]
@@ -256,9 +258,9 @@ def test_several_stores(by: str, pool: Any, golden: GoldenFolder,
     names = [row["store"] for row in rows_of_stores([("b", many[0]), ("a", many[1])], sort="key")]
     assert names == sorted(names)
     summed: Counter[Any] = Counter()
-    for row in found:
+    for row in listed_rows_of_stores:
         summed[row.get(by)] += row["messages"]
-    assert {row.get(by): row["messages"] for row in rows(one)} == summed
+    assert {row.get(by): row["messages"] for row in rows(item)} == summed
 
 
 def test_together_is_cut_as_one(monkeypatch, tmp_path: Path) -> None:
@@ -270,10 +272,10 @@ def test_together_is_cut_as_one(monkeypatch, tmp_path: Path) -> None:
              for name in "ab"]
     with ExitStack() as stack:
         logs = opened(stack, *roots)
-        each = collect_many(logs, Query("key"))
-        one, = collect_many(logs, Query("key"), together=True)
-    assert [(sums.is_cut, len(sums.groups())) for sums in each] == [(False, 31)] * 2
-    assert counts(one) == {b"both": 18, OTHER: 60}
+        aggregates = collect_many(logs, Query("key"))
+        item, = collect_many(logs, Query("key"), together=True)
+    assert [(sums.is_cut, len(sums.groups())) for sums in aggregates] == [(False, 31)] * 2
+    assert counts(item) == {b"both": 18, OTHER: 60}
 
 
 def test_how_fine_to_cut(golden: GoldenFolder) -> None:

@@ -27,7 +27,8 @@ from tests.support import tiny as tiny_stores
 from tests.support.share import sample
 from tests.support.writer import Part, Writer, parts_of
 
-STORES = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()]
+STORES = [pytest.param(golden_store, id=golden_store.id)
+          for golden_store in golden_sets.golden_stores()]
 
 
 def places(store: Store, selection: Selection | None = None) -> list[int]:
@@ -38,8 +39,8 @@ def places(store: Store, selection: Selection | None = None) -> list[int]:
 def last(store: Store, count: int, selection: Selection | None = None,
          problems: list[Problem] | None = None) -> list[int]:
     reported: list[Problem] = [] if problems is None else problems
-    found = Tail(View(store), selection or Selection(), reported.append).last(count)
-    return [record.physical_offset for record in found]
+    numbers = Tail(View(store), selection or Selection(), reported.append).last(count)
+    return [record.physical_offset for record in numbers]
 
 
 # -- the last messages ----------------------------------------------------------------------------
@@ -50,16 +51,16 @@ def test_the_last_of_every_store(store: golden_sets.GoldenStore, golden: GoldenF
                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows smaller than the messages: many of them, over many files."""
     monkeypatch.setattr(tail_module, "_FIRST_WINDOW", 300)
-    with Store.open(golden(store.id), store.dirs) as one:
-        every = places(one)
+    with Store.open(golden(store.id), store.dirs) as opened:
+        every = places(opened)
         for count in (0, 1, 10, 100, len(every) + 5):
-            assert last(one, count) == every[max(len(every) - count, 0):]
+            assert last(opened, count) == every[max(len(every) - count, 0):]
 
 
 @pytest.fixture
 def basic(golden: GoldenFolder) -> Iterator[Store]:
-    with Store.open(golden("5.3.3/basic/store")) as one:
-        yield one
+    with Store.open(golden("5.3.3/basic/store")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("selection", [
@@ -79,19 +80,19 @@ def test_filters(selection: Selection, enough: int, basic: Store,
 
 
 def test_light_queues_by_name(golden: GoldenFolder) -> None:
-    with Store.open(golden("5.3.3/lmq/store")) as one:
-        names = sorted({topic for topic, _ in one.queues if topic.startswith("%LMQ%")})
+    with Store.open(golden("5.3.3/lmq/store")) as opened:
+        names = sorted({topic for topic, _ in opened.queues if topic.startswith("%LMQ%")})
         assert names
         for name in names:
             selection = Selection(topic=name)
-            assert last(one, 1000, selection) == places(one, selection)
+            assert last(opened, 1000, selection) == places(opened, selection)
 
 
 def test_the_end_is_behind_the_last_message_or_blank(tiny: tiny_stores.Tiny) -> None:
-    with Store.open(tiny.root) as one:
-        found = Tail(View(one), Selection(topic="nix"), lambda _: None)
-        assert found.last(3) == []
-        assert found.end == tiny.log_end
+    with Store.open(tiny.root) as opened:
+        tail = Tail(View(opened), Selection(topic="nix"), lambda _: None)
+        assert tail.last(3) == []
+        assert tail.end == tiny.log_end
 
 
 def test_damage_is_passed_and_reported(tiny: tiny_stores.Tiny,
@@ -103,17 +104,17 @@ def test_damage_is_passed_and_reported(tiny: tiny_stores.Tiny,
         log.seek(position)
         log.write(b"\xee" * len(lost.raw))
     problems: list[Problem] = []
-    with Store.open(tiny.root) as one:
-        found = last(one, len(tiny.messages), problems=problems)
-    assert found == [each.start for each in tiny.messages if each is not lost]
-    assert [(each.kind, each.offset, each.length) for each in problems] == [
+    with Store.open(tiny.root) as opened:
+        numbers = last(opened, len(tiny.messages), problems=problems)
+    assert numbers == [message.start for message in tiny.messages if message is not lost]
+    assert [(problem.kind, problem.offset, problem.length) for problem in problems] == [
         ("damage", lost.start, len(lost.raw))]
 
 
 def test_a_store_without_a_log(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
-    with Store.open(tmp_path) as one:
-        assert last(one, 10) == []
+    with Store.open(tmp_path) as opened:
+        assert last(opened, 10) == []
 
 
 # -- following ------------------------------------------------------------------------------------
@@ -143,9 +144,9 @@ class Followed:
 
     def after_patience(self) -> list[int]:
         """Polls, lets the time pass, polls again."""
-        found = self.poll()
+        status = self.poll()
         self.now += PATIENCE + 0.1
-        return found + self.poll()
+        return status + self.poll()
 
     def write(self, *parts: Part) -> None:
         for part in parts:
@@ -169,10 +170,10 @@ def test_every_message_once_in_every_state(followed: Followed) -> None:
     for part in followed.parts:
         size = len(part.raw)
         for there in followed.writer.append(part, cuts=(3, 40, size // 2, size - 1)):
-            found = followed.poll()
+            status = followed.poll()
             # Zeros that are still to come are there already: the file was made of them.
-            assert not found or (found, any(part.raw[there:])) == ([part.offset], False)
-            shown += found
+            assert not status or (status, any(part.raw[there:])) == ([part.offset], False)
+            shown += status
     assert shown == [part.offset for part in followed.parts if part.is_message]
     assert not followed.problems, followed.texts()
 
@@ -216,23 +217,23 @@ def test_many_at_once_and_nothing(followed: Followed) -> None:
 
 
 def test_a_torn_record_is_waited_for_and_reported_once(followed: Followed) -> None:
-    one, two = followed.parts[:2]
-    followed.writer.write(one.offset, one.raw[:50])
+    first, two = followed.parts[:2]
+    followed.writer.write(first.offset, first.raw[:50])
     assert followed.after_patience() == []
     assert followed.after_patience() == []
     assert [problem.kind for problem in followed.problems] == ["in-progress"]
-    followed.write(one, two)
-    assert followed.poll() == [one.offset, two.offset]
+    followed.write(first, two)
+    assert followed.poll() == [first.offset, two.offset]
 
 
 def test_damage_is_passed_over_once_the_log_goes_on(followed: Followed) -> None:
-    one, two, three = followed.parts[:3]
-    followed.write(one)
+    first, two, three = followed.parts[:3]
+    followed.write(first)
     followed.writer.write(two.offset, b"\xee" * len(two.raw))
-    assert followed.poll() == [one.offset]
+    assert followed.poll() == [first.offset]
     followed.write(three)
     assert followed.after_patience() == [three.offset]
-    assert [(each.kind, each.offset, each.length) for each in followed.problems] == [
+    assert [(problem.kind, problem.offset, problem.length) for problem in followed.problems] == [
         ("damage", two.offset, len(two.raw))]
 
 
@@ -245,7 +246,7 @@ def test_damage_up_to_the_next_file(followed: Followed) -> None:
     followed.write(after)
     assert followed.after_patience() == [after.offset]
     assert len(shown) == blank
-    assert [(each.kind, each.offset) for each in followed.problems] == [
+    assert [(problem.kind, problem.offset) for problem in followed.problems] == [
         ("damage", followed.parts[blank].offset)]
 
 
@@ -272,14 +273,15 @@ def test_a_roll_between_two_looks_is_no_damage(every: int, followed: Followed,
 
 
 def test_a_wrong_crc_is_shown_in_the_end(followed: Followed) -> None:
-    one, two = followed.parts[:2]
-    wrong = bytearray(one.raw)
+    first, two = followed.parts[:2]
+    wrong = bytearray(first.raw)
     wrong[100] ^= 1
-    followed.writer.write(one.offset, wrong)
+    followed.writer.write(first.offset, wrong)
     assert followed.poll() == []
     followed.now += PATIENCE + 0.1
-    found = list(followed.follower.poll())
-    assert [(record.physical_offset, record.crc_ok) for record in found] == [(one.offset, False)]
+    numbers = list(followed.follower.poll())
+    assert [(record.physical_offset, record.crc_ok)
+            for record in numbers] == [(first.offset, False)]
     wrong = bytearray(two.raw)
     wrong[100] ^= 1
     followed.writer.write(two.offset, wrong)
@@ -337,11 +339,11 @@ def test_the_messages_shown_before_are_the_marks(golden_copy: GoldenFolder) -> N
     """The store was cut between the last messages and the first look afterwards."""
     root = golden_copy("5.3.3/basic/store")
     problems: list[Problem] = []
-    with Store.open(root) as one:
-        tail = Tail(View(one), Selection(tag="A"), problems.append)
+    with Store.open(root) as opened:
+        tail = Tail(View(opened), Selection(tag="A"), problems.append)
         tail.last(2)
         follower = tail.follower(problems.append)
-        newest = last(one, 3)
+        newest = last(opened, 3)
         cut = newest[1]
         path = max(path for path in (root / "commitlog").iterdir() if int(path.name) <= cut)
         data = bytearray(path.read_bytes())

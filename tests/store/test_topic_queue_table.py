@@ -21,9 +21,11 @@ from tests.support import golden as golden_sets
 from tests.support import tiny as tiny_stores
 from tests.support.tiny import Spec
 
-JUDGED = [pytest.param(each, id=each.id) for each in golden_sets.judged_stores()]
-BEFORE = [pytest.param(each, id=each.id) for each in golden_sets.golden_stores()
-          if each.state == "before" and each.is_loaded]
+JUDGED = [pytest.param(golden_store, id=golden_store.id)
+          for golden_store in golden_sets.judged_stores()]
+BEFORE = [pytest.param(golden_store, id=golden_store.id)
+          for golden_store in golden_sets.golden_stores()
+          if golden_store.state == "before" and golden_store.is_loaded]
 
 
 def table(root: Path, view: str = "disk", dirs: tuple[str, ...] = (), generation: int | None = None,
@@ -39,31 +41,32 @@ def columns(rows: list[TableRow]) -> tuple[dict[str, int], dict[str, int]]:
             {row.key: row.from_consumequeue for row in rows if row.from_consumequeue})
 
 
-def engines(each: golden_sets.GoldenStore, golden: GoldenFolder) -> dict[str, int]:
+def engines(golden_store: golden_sets.GoldenStore, golden: GoldenFolder) -> dict[str, int]:
     """The engine's max offsets after it loaded the set."""
-    after = golden_sets.GoldenStore(each.set, "after") if each.state == "before" else each
-    expect = after.load_expect(golden(each.set.id))
+    after = golden_sets.GoldenStore(golden_store.set,
+                                    "after") if golden_store.state == "before" else golden_store
+    expect = after.load_expect(golden(golden_store.set.id))
     return {f"{queue.topic}-{queue.queue_id}": queue.max for queue in expect.queues if queue.max}
 
 
-def of(each: golden_sets.GoldenStore, golden: GoldenFolder) -> list[TableRow]:
-    dirs = each.commitlog_dirs if each.options else ()
-    return table(golden(each.id), "broker", dirs, int(each.version[0]))
+def of(golden_store: golden_sets.GoldenStore, golden: GoldenFolder) -> list[TableRow]:
+    dirs = golden_store.commitlog_dirs if golden_store.options else ()
+    return table(golden(golden_store.id), "broker", dirs, int(golden_store.version[0]))
 
 
-@pytest.mark.parametrize("each", JUDGED)
-def test_both_sources_say_what_the_engine_says(each: golden_sets.GoldenStore,
+@pytest.mark.parametrize("param", JUDGED)
+def test_both_sources_say_what_the_engine_says(param: golden_sets.GoldenStore,
                                                golden: GoldenFolder) -> None:
-    rows = of(each, golden)
-    expected = engines(each, golden)
+    rows = of(param, golden)
+    expected = engines(param, golden)
     assert columns(rows) == (expected, expected)
     assert all(row.agrees for row in rows)
 
 
-@pytest.mark.parametrize("each", BEFORE)
-def test_a_damaged_log_says_what_the_engine_recovers(each: golden_sets.GoldenStore,
+@pytest.mark.parametrize("param", BEFORE)
+def test_a_damaged_log_says_what_the_engine_recovers(param: golden_sets.GoldenStore,
                                                      golden: GoldenFolder) -> None:
-    assert columns(of(each, golden))[0] == engines(each, golden)
+    assert columns(of(param, golden))[0] == engines(param, golden)
 
 
 def test_the_disk_view_counts_behind_damage(golden: GoldenFolder) -> None:
@@ -150,9 +153,9 @@ def test_damage_is_passed_over_and_reported(tiny: tiny_stores.Tiny) -> None:
     damage.zero(tiny.root, file, position, 8)
     problems: list[Problem] = []
     with Store.open(tiny.root) as store:
-        found = log_reach(store, View(store), report=problems.append)
-    assert found["orders", 1].end == lost.record.queue_offset
-    assert [(one.kind, one.offset) for one in problems] == [("damage", lost.start)]
+        reach = log_reach(store, View(store), report=problems.append)
+    assert reach["orders", 1].end == lost.record.queue_offset
+    assert [(problem.kind, problem.offset) for problem in problems] == [("damage", lost.start)]
 
 
 def test_a_body_that_fails_its_crc_still_counts_on_disk(tiny: tiny_stores.Tiny) -> None:
@@ -169,8 +172,8 @@ def test_what_a_broker_leaves_out_is_mentioned(tiny: tiny_stores.Tiny) -> None:
     damage.flip_bit(tiny.root, file, position, 0)
     problems: list[Problem] = []
     table(tiny.root, "broker", report=problems.append)
-    assert [(one.kind, one.offset, one.is_fault)
-            for one in problems] == [("note", bad.start, False)]
+    assert [(problem.kind, problem.offset, problem.is_fault)
+            for problem in problems] == [("note", bad.start, False)]
 
 
 def test_a_missing_file_of_the_log_is_reported(tmp_path: Path) -> None:
@@ -178,5 +181,6 @@ def test_a_missing_file_of_the_log_is_reported(tmp_path: Path) -> None:
     damage.remove(built.root, f"commitlog/{1024:020d}")
     problems: list[Problem] = []
     rows = table(built.root, report=problems.append)
-    assert [(one.kind, one.offset, one.length) for one in problems] == [("gap", 1024, 1024)]
+    assert [(problem.kind, problem.offset, problem.length)
+            for problem in problems] == [("gap", 1024, 1024)]
     assert rows[0].from_log == 12

@@ -51,11 +51,11 @@ def files_below(folder: Path) -> Iterator[StoreFile]:
 def rows_of(batches: Iterator[pa.RecordBatch], names: Sequence[str] = tuple(QUEUE),
             types: Columns = QUEUE_COLUMNS) -> Rows:
     rows: Rows = []
-    for one in batches:
-        one.validate(full=True)
-        assert one.schema == schema(names, types)
-        assert one.num_rows
-        rows += arrow_rows.rows_of(one)
+    for batch in batches:
+        batch.validate(full=True)
+        assert batch.schema == schema(names, types)
+        assert batch.num_rows
+        rows += arrow_rows.rows_of(batch)
     return rows
 
 
@@ -63,16 +63,16 @@ def stored_rows(file: StoreFile, *, is_batch: bool = False) -> Rows:
     """The rows in use of a queue file, unit by unit."""
     unit: Any = batch_consume_queue.UNIT if is_batch else consume_queue.UNIT
     data = Path(file.path).read_bytes()
-    found = []
+    values = []
     for number in range(len(data) // unit.size):
         row = unit.decode(data, number * unit.size)
         if any(row) and row != FILLER:
-            found.append({
+            values.append({
                 "queue_offset": row.msg_base_offset if is_batch else
                 file.base // unit.size + number,
                 "physical_offset": row.physical_offset, "size": row.size,
                 "tags_code": row.tags_code, "position": number * unit.size})
-    return found
+    return values
 
 
 def dumped_rows(file: StoreFile) -> Rows:
@@ -83,7 +83,7 @@ def dumped_rows(file: StoreFile) -> Rows:
                 and "physical_offset" in row]
 
 
-@pytest.mark.parametrize("store", golden_stores(), ids=lambda each: each.id)
+@pytest.mark.parametrize("store", golden_stores(), ids=lambda golden_store: golden_store.id)
 def test_queue_rows_are_the_units_in_use(store: GoldenStore, golden: GoldenFolder) -> None:
     root = golden(store.id)
     count = 0
@@ -100,33 +100,33 @@ def test_queue_rows_are_the_units_in_use(store: GoldenStore, golden: GoldenFolde
 
 def stored_entries(index: IndexFile) -> Rows:
     """The used entries of an index file, read one by one."""
-    found: Rows = []
+    rows: Rows = []
     for number in range(1, index.header.index_count):
         entry = index.entry(number)
         if entry is None:
             break
-        found.append({
+        rows.append({
             "number": number, "position": index.shape.entry_position(number),
             "slot": index.shape.slot_of(entry.key_hash) if entry.key_hash >= 0 else None,
             "store_timestamp": index_file.entry_time(index.header, entry), **entry._asdict()})
-    return found
+    return rows
 
 
-@pytest.mark.parametrize("store", golden_stores(), ids=lambda each: each.id)
+@pytest.mark.parametrize("store", golden_stores(), ids=lambda golden_store: golden_store.id)
 def test_index_entries_are_the_used_ones(store: GoldenStore, golden: GoldenFolder) -> None:
     root = golden(store.id)
-    with Store.open(root, store.commitlog_dirs) as known:
-        for file in known.index_listing.files:
-            index = known.open_index(file)
+    with Store.open(root, store.commitlog_dirs) as opened:
+        for file in opened.index_listing.files:
+            index = opened.open_index(file)
             with index.source:
                 expected = stored_entries(index)
-            found = rows_of(index_batches(file, INDEX, rows=70, shape=index.shape), INDEX,
-                            INDEX_COLUMNS)
-            assert found == expected
-            assert len(found) == index_entries(file, index.shape)
+            rows = rows_of(index_batches(file, INDEX, rows=70, shape=index.shape), INDEX,
+                           INDEX_COLUMNS)
+            assert rows == expected
+            assert len(rows) == index_entries(file, index.shape)
             with Dump(file.path, DumpOptions(kind="index", index_slots=index.shape.slots)) as shown:
                 dumped = [row for row in shown.rows() if row.get("used")]
-            assert [(row["number"], row["store_timestamp"], row["slot"]) for row in found] == [
+            assert [(row["number"], row["store_timestamp"], row["slot"]) for row in rows] == [
                 (row["number"], row["entry_time"], row["slot"]) for row in dumped]
 
 
@@ -139,7 +139,7 @@ UNIT = st.one_of(
 
 def in_ranges(read: Callable[[int, int], Iterator[pa.RecordBatch]], cuts: list[int],
               end: int) -> list[pa.RecordBatch]:
-    return [one for first, last in pairwise([0, *sorted(cuts), end]) for one in read(first, last)]
+    return [item for first, last in pairwise([0, *sorted(cuts), end]) for item in read(first, last)]
 
 
 @settings(max_examples=examples(80))
@@ -153,13 +153,13 @@ def test_any_ranges_of_any_queue_file(
     path.write_bytes(b"".join(map(consume_queue.build, units)) + rest)
     file = opened(path)
     expected = stored_rows(file)
-    found = in_ranges(lambda first, last: queue_batches(file, names, first, last, rows), cuts,
-                      1000)
-    assert all(0 < one.num_rows <= rows for one in found)
-    assert sum(one.num_rows for one in found) == len(expected)
+    record_batches = in_ranges(lambda first, last: queue_batches(file, names, first, last, rows),
+                               cuts,                                1000)
+    assert all(0 < record_batch.num_rows <= rows for record_batch in record_batches)
+    assert sum(record_batch.num_rows for record_batch in record_batches) == len(expected)
     if names:
-        assert rows_of(iter(found), names) == [{name: row[name] for name in names}
-                                               for row in expected]
+        assert rows_of(iter(record_batches), names) == [{name: row[name] for name in names}
+                                                        for row in expected]
 
 
 def test_batch_rows_in_ranges(tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_batch_rows_in_ranges(tmp_path: Path) -> None:
     path = tmp_path / f"{0:020d}"
     path.write_bytes(b"".join(map(batch_consume_queue.build, units)) + bytes(46 * 3 + 11))
     file = opened(path)
-    found = rows_of(iter(in_ranges(
+    rows = rows_of(iter(in_ranges(
         lambda first, last: batch_queue_batches(file, QUEUE, first, last, 2), [3, 5], 99)))
-    assert found == stored_rows(file, is_batch=True)
-    assert [row["queue_offset"] for row in found] == [3 * number for number in range(1, 9)]
+    assert rows == stored_rows(file, is_batch=True)
+    assert [row["queue_offset"] for row in rows] == [3 * number for number in range(1, 9)]
 
 
 def index_of(path: Path, entries: list[EntryRecord], shape: IndexShape, **header: int) -> StoreFile:
@@ -192,13 +192,14 @@ def test_index_entries_in_ranges(tmp_path: Path) -> None:
     shape = IndexShape(10, 40)
     file = index_of(tmp_path / "20250101000000000", ENTRIES, shape)
     for names in (INDEX, ["previous", "number"]):
-        found = in_ranges(lambda first, last, names=names: index_batches(  # type: ignore[misc]
+        record_batches = in_ranges(lambda first, last, names=names: index_batches(  # type: ignore[misc]
             file, names, first, last, 3), [1, 4, 4, 9], 50)
         index = open_index(file)
         with index.source:
-            assert rows_of(iter(found), names, INDEX_COLUMNS) == [
+            assert rows_of(iter(record_batches), names, INDEX_COLUMNS) == [
                 {name: row[name] for name in names} for row in stored_entries(index)]
-    assert sum(one.num_rows for one in index_batches(file, [], rows=4)) == len(ENTRIES)
+    assert sum(index_batch.num_rows
+               for index_batch in index_batches(file, [], rows=4)) == len(ENTRIES)
 
 
 @pytest.mark.parametrize("count", [-(1 << 31), -1, 0, 1, 5, 12, 39, 40, 41, (1 << 31) - 1])
@@ -209,9 +210,9 @@ def test_an_index_header_may_count_what_it_likes(count: int, tmp_path: Path) -> 
     with path.open("ab") as out:
         out.write(bytes(100))  # more than the shape has entries for
     file = opened(path)
-    found = rows_of(index_batches(file, INDEX, rows=3, shape=shape), INDEX, INDEX_COLUMNS)
-    assert [row["number"] for row in found] == list(range(1, max(min(count, 40), 1)))
-    assert index_entries(file, shape) == len(found)
+    rows = rows_of(index_batches(file, INDEX, rows=3, shape=shape), INDEX, INDEX_COLUMNS)
+    assert [row["number"] for row in rows] == list(range(1, max(min(count, 40), 1)))
+    assert index_entries(file, shape) == len(rows)
 
 
 def test_odd_numbers_of_an_index_do_not_stop_it(tmp_path: Path) -> None:
@@ -232,9 +233,9 @@ def test_a_short_index_file_gives_what_is_there(size: int, tmp_path: Path) -> No
     index_of(path, ENTRIES, shape)
     os.truncate(path, size)
     file = opened(path)
-    found = rows_of(index_batches(file, INDEX, shape=shape), INDEX, INDEX_COLUMNS)
-    assert len(found) == min(10, max(0, (size - shape.entry_position(1)) // 20))
-    assert [row["key_hash"] for row in found] == [one.key_hash for one in ENTRIES[:len(found)]]
+    rows = rows_of(index_batches(file, INDEX, shape=shape), INDEX, INDEX_COLUMNS)
+    assert len(rows) == min(10, max(0, (size - shape.entry_position(1)) // 20))
+    assert [row["key_hash"] for row in rows] == [entry.key_hash for entry in ENTRIES[:len(rows)]]
 
 
 def test_an_index_nobody_can_tell_the_layout_of(tmp_path: Path) -> None:
@@ -252,9 +253,10 @@ def test_damaged_files_of_a_store(seed: int, golden_copy: GoldenFolder) -> None:
     """Any bytes give rows or a StoreIOError, and the rows are what stands there."""
     root = golden_copy("5.3.3/basic/store")
     draw = random.Random(seed)
-    queues = [os.path.relpath(one.path, root) for one in files_below(root / "consumequeue")]
-    index = [os.path.relpath(one.path, root)
-             for one in listing(str(root / "index"), INDEX_DIGITS).files]
+    queues = [os.path.relpath(store_file.path, root)
+              for store_file in files_below(root / "consumequeue")]
+    index = [os.path.relpath(file.path, root)
+             for file in listing(str(root / "index"), INDEX_DIGITS).files]
     for file in draw.sample(queues, 10):
         size = (root / file).stat().st_size
         if draw.random() < 0.5:
@@ -268,10 +270,10 @@ def test_damaged_files_of_a_store(seed: int, golden_copy: GoldenFolder) -> None:
         damage.write(root, file, draw.randrange(40), draw.randbytes(4))
         damage.write(root, file, draw.randrange(end - 500), draw.randbytes(400))
         try:
-            found = rows_of(index_batches(opened(root / file), INDEX), INDEX, INDEX_COLUMNS)
+            rows = rows_of(index_batches(opened(root / file), INDEX), INDEX, INDEX_COLUMNS)
         except StoreIOError:
             continue
-        assert len(found) == index_entries(opened(root / file))
+        assert len(rows) == index_entries(opened(root / file))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

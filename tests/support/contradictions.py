@@ -25,35 +25,35 @@ def contradictions(root: Path, *options: str) -> list[str]:
     return _compared(codes, *(results[command].json() for command in results))
 
 
-def _compared(codes: dict[str, int], verified: Any, started: Any, said: Any) -> list[str]:
+def _compared(codes: dict[str, int], verified: Any, started: Any, plan: Any) -> list[str]:
     covered = verified["coverage"]
-    found = [f"{name}: verify {covered[name]}, preflight {started[name]}"
+    texts = [f"{name}: verify {covered[name]}, preflight {started[name]}"
              for name in COUNTS
              if covered[name] != started[name] and not (
                  started["not_judged"] and covered[name] is None)]
-    if said["already_lost"] != started["messages_already_lost"]:
-        found.append(f"already lost: doctor {said['already_lost']}, preflight "
+    if plan["already_lost"] != started["messages_already_lost"]:
+        texts.append(f"already lost: doctor {plan['already_lost']}, preflight "
                      f"{started['messages_already_lost']}")
     # A store without a finding has lost nothing so far; only a start may cost something.
     if verified["ok"] and any(loss["already"] for loss in started["losses"]):
-        found.append(f"verify finds nothing, preflight {started['losses']}")
+        texts.append(f"verify finds nothing, preflight {started['losses']}")
     # Who says that messages are gone counts them.
-    gone = {one["category"] for one in verified["findings"] if one["severity"] != "info"
-            and (one["category"] in GONE or "messages are gone" in one["detail"])}
+    gone = {finding["category"] for finding in verified["findings"] if finding["severity"] != "info"
+            and (finding["category"] in GONE or "messages are gone" in finding["detail"])}
     if gone and started["messages_already_lost"] == 0:
-        found.append(f"verify says that messages are gone ({gone}), nobody counts them")
+        texts.append(f"verify says that messages are gone ({gone}), nobody counts them")
     # Exit code 0 means the same everywhere.
     if (codes["doctor"] == 0) != (codes["verify"] == codes["preflight"] == 0):
-        found.append(f"exit codes {codes}")
+        texts.append(f"exit codes {codes}")
     if codes["preflight"] == 0 and (started["losses"] or not started["starts"]):
-        found.append("preflight ends with 0 and names a loss")
+        texts.append("preflight ends with 0 and names a loss")
     # What is not sound leads out: to a command that changes it, or to something to do by hand.
-    held = said["lock"]["held"]
-    if said["sound"] is False and not held and not said["remains"] and all(
+    held = plan["lock"]["held"]
+    if plan["sound"] is False and not held and not plan["remains"] and all(
             step["effect"] == "read-only" and " config check " not in step["command"]
-            for step in said["steps"]):
-        found.append(f"a dead end: {said['verdict']}, {said['next']}")
-    if ("nothing is lost" in said["verdict"]) and (
+            for step in plan["steps"]):
+        texts.append(f"a dead end: {plan['verdict']}, {plan['next']}")
+    if ("nothing is lost" in plan["verdict"]) and (
             started["messages_already_lost"] != 0 or started["messages_undecided"]):
-        found.append(said["verdict"])
-    return found
+        texts.append(plan["verdict"])
+    return texts

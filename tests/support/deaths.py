@@ -43,10 +43,10 @@ def in_child(work: Callable[[Tell], int]) -> tuple[bool, int, int]:
         os._exit(code)
     os.close(write)
     status = os.waitpid(child, 0)[1]
-    told = int(os.read(read, 100) or 0)
+    number = int(os.read(read, 100) or 0)
     os.close(read)
     killed = os.WIFSIGNALED(status)
-    return killed, -1 if killed else os.waitstatus_to_exitcode(status), told
+    return killed, -1 if killed else os.waitstatus_to_exitcode(status), number
 
 
 class Left(NamedTuple):
@@ -86,14 +86,14 @@ class Trap:
                     real(args[0], memoryview(args[1])[:max(1, len(args[1]) // 2)], *args[2:])
                 self._die()
             try:
-                found = real(*args, **more)
+                returned = real(*args, **more)
                 if self._disk is not None and name in ("fsync", "fdatasync"):
                     with self._still:
                         self._disk.forced(args[0], data_only=name == "fdatasync")
             finally:
                 if here:
                     self._die()
-            return found
+            return returned
         return call
 
     def _die(self) -> None:
@@ -175,8 +175,8 @@ class Disk:
             now = _listed(path)
             # Where folders lie is one thing in the whole tree: never in two places, nor in none.
             names = {
-                **{name: one for name, one in names.items() if one[1] == "file"},
-                **{name: one for name, one in now.items() if fresh or one[1] == "folder"},
+                **{name: key for name, key in names.items() if key[1] == "file"},
+                **{name: item for name, item in now.items() if fresh or item[1] == "folder"},
             } if left.moved else now
         for name, (number, kind) in names.items():
             here = os.path.join(path, name) if path is not None else None
@@ -201,5 +201,6 @@ class Disk:
 
 def _listed(path: str) -> dict[str, tuple[int, str]]:
     with os.scandir(path) as entries:
-        return {one.name: (one.inode(), "folder" if one.is_dir(follow_symlinks=False) else "file")
-                for one in entries}
+        return {entry.name: (entry.inode(), "folder" if entry.is_dir(follow_symlinks=False)
+                             else "file")
+                for entry in entries}

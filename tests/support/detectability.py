@@ -115,7 +115,8 @@ def _commitlog(tiny: Tiny, file: str, offset: int, bit: int) -> Judgement:
 
 
 def _in_record(tiny: Tiny, placed: Placed, at: int, bit: int, start: int) -> Judgement:
-    field = next(each for each in record_fields(placed) if each.start <= at < each.end)
+    field = next(record_field for record_field in record_fields(placed)
+                 if record_field.start <= at < record_field.end)
     name = field.name
     whole = start, start + len(placed.raw)
     if tiny.options.append_crc:
@@ -198,9 +199,10 @@ def _in_properties(placed: Placed, at: int, bit: int, has_row: bool) -> Judgemen
 
 
 def _known(raw: bytes) -> dict[str, object]:
-    found = properties.parse(raw.decode(errors="replace"))
-    return {"tags": found.get("TAGS"), "delay": found.get("DELAY"),
-            "keys": (found.get("UNIQ_KEY"), *properties.split_keys(found.get("KEYS")))}
+    parsed_properties = properties.parse(raw.decode(errors="replace"))
+    return {"tags": parsed_properties.get("TAGS"), "delay": parsed_properties.get("DELAY"),
+            "keys": (parsed_properties.get("UNIQ_KEY"),
+                     *properties.split_keys(parsed_properties.get("KEYS")))}
 
 
 def _property_at(raw: bytes, at: int) -> str:

@@ -196,9 +196,9 @@ class Expect:
         return self.topic_attributes.get(topic) == "cleanup.policy=COMPACTION"
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        for found in self.queues:
-            if (found.topic, found.queue_id) == (topic, queue_id):
-                return found
+        for queue in self.queues:
+            if (queue.topic, queue.queue_id) == (topic, queue_id):
+                return queue
         raise KeyError(f"{topic}/{queue_id}")
 
 
@@ -212,11 +212,11 @@ def load(path: Path) -> Expect:
         max_physical_offset=raw.get("maxPhyOffset", -1),
         max_after_load=raw.get("maxPhyOffsetAfterLoad", -1),
         readable_total=raw.get("readableTotal", 0),
-        queues=tuple(_queue(each) for each in raw.get("queues", ())),
+        queues=tuple(_queue(queue) for queue in raw.get("queues", ())),
         queries=tuple(
-            KeyQuery(each["topic"], each["key"], each["max"], each["begin"], each["end"],
-                     tuple(each["queryMessage"]), tuple(each["queryOffset"]))
-            for each in raw.get("queries", ())),
+            KeyQuery(query["topic"], query["key"], query["max"], query["begin"], query["end"],
+                     tuple(query["queryMessage"]), tuple(query["queryOffset"]))
+            for query in raw.get("queries", ())),
         checkpoint=raw.get("checkpointInMemory", {}),
         raw=raw,
     )
@@ -226,9 +226,9 @@ def _queue(raw: dict[str, Any]) -> Queue:
     return Queue(
         topic=raw["topic"], queue_id=raw["queueId"], kind=raw["cqType"],
         min=raw["min"], max=raw["max"], max_physical_offset=raw["maxPhysicOffset"],
-        units=tuple(_unit(each) for each in raw["cq"]),
-        messages=tuple(Message(*each) for each in raw["messages"]),
-        pulls=tuple(Pull(*each[:5], tuple(each[5])) for each in raw["getMessage5"]),
+        units=tuple(_unit(item) for item in raw["cq"]),
+        messages=tuple(Message(*message) for message in raw["messages"]),
+        pulls=tuple(Pull(*item[:5], tuple(item[5])) for item in raw["getMessage5"]),
         by_time=tuple(TimeAnswer(when, offset, *(pair or (None, None)))
                       for when, offset, pair in raw["offsetByTime"]),
     )
@@ -293,7 +293,7 @@ def puts(path: Path) -> Iterator[Put]:
             raw: dict[str, Any] = json.loads(line)
             records = raw.get("storedList") or ([raw["stored"]] if raw.get("stored") else [])
             yield Put(raw["i"], raw.get("op", ""), raw, raw.get("result") or {},
-                      tuple(_stored(each) for each in records))
+                      tuple(_stored(record) for record in records))
 
 
 def _stored(raw: dict[str, Any]) -> Stored:

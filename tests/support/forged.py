@@ -14,10 +14,10 @@ LEAD = 100
 
 def records(at: int, count: int = 3) -> bytes:
     """Whole records that say they lie at the physical offset ``at`` and behind."""
-    one = message.Record(0, message.MAGIC_V1, 0, 0, 0, 0, 0, 0, 0, (bytes(4), 1), 5,
-                         (bytes(4), 1), 0, 0, b"", b"forged", b"")
+    record = message.Record(0, message.MAGIC_V1, 0, 0, 0, 0, 0, 0, 0, (bytes(4), 1), 5,
+                            (bytes(4), 1), 0, 0, b"", b"forged", b"")
     size = message.size_of(0, message.MAGIC_V1, 0, 6, 0)
-    return b"".join(message.build(replace(one, total_size=size,
+    return b"".join(message.build(replace(record, total_size=size,
                                           physical_offset=at + size * number))
                     for number in range(count))
 
@@ -26,13 +26,13 @@ def build(root: Path, around: int = 1, file_size: int = 4096) -> tuple[tiny.Tiny
     """(store, physical offset of the first forged record); ``around`` messages on each side."""
     size = len(records(0))
 
-    def made(body: bytes, name: str) -> tiny.Tiny:
+    def tiny_store(body: bytes, name: str) -> tiny.Tiny:
         other = [tiny.Spec("orders", 0, b"b" * 400)] * around
         return tiny.build(root / name, [*other, tiny.Spec("orders", 0, body), *other],
                           tiny.Options(commitlog_file_size=file_size))
 
-    outer = made(bytes(LEAD + size), "first").messages[around]
+    outer = tiny_store(bytes(LEAD + size), "first").messages[around]
     inside = outer.start + outer.raw.index(bytes(LEAD + size)) + LEAD
-    done = made(bytes(LEAD) + records(inside), "second")
+    done = tiny_store(bytes(LEAD) + records(inside), "second")
     assert done.messages[around].start == outer.start
     return done, inside

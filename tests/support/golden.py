@@ -117,13 +117,13 @@ def all_sets() -> tuple[GoldenSet, ...]:
 @cache
 def golden_stores() -> tuple[GoldenStore, ...]:
     """Every store root of every set."""
-    found = []
-    for each in all_sets():
-        states = ["before", "after"] if each.is_damaged else ["store"]
-        if each.kind == "tiered":
+    golden_stores = []
+    for golden_set in all_sets():
+        states = ["before", "after"] if golden_set.is_damaged else ["store"]
+        if golden_set.kind == "tiered":
             states.append("store-live")
-        found += [GoldenStore(each, state) for state in states]
-    return tuple(found)
+        golden_stores += [GoldenStore(golden_set, state) for state in states]
+    return tuple(golden_stores)
 
 
 @cache
@@ -131,30 +131,30 @@ def rocksdb_sets() -> tuple[GoldenSet, ...]:
     """The sets with consumequeues in RocksDB for which the engine itself was asked (not a broker);
     in none of the other lists.
     """
-    return tuple(each for file in sorted(LAYOUTS.glob("*/rocksdb*.tar.xz"))
-                 if not (each := GoldenSet(file.parent.name, file.name.removesuffix(
+    return tuple(golden_set for file in sorted(LAYOUTS.glob("*/rocksdb*.tar.xz"))
+                 if not (golden_set := GoldenSet(file.parent.name, file.name.removesuffix(
                      ".tar.xz"))).kind.startswith(("rocksdb-config", "rocksdb-import")))
 
 
 def rocksdb_stores() -> tuple[GoldenStore, ...]:
     """Their roots which the engine loaded."""
-    return tuple(GoldenStore(each, "after" if each.is_damaged else "store")
-                 for each in rocksdb_sets())
+    return tuple(GoldenStore(golden_set, "after" if golden_set.is_damaged else "store")
+                 for golden_set in rocksdb_sets())
 
 
 def judged_stores() -> tuple[GoldenStore, ...]:
     """The roots the engine loaded and answered for."""
-    return tuple(each for each in golden_stores() if each.expect and each.is_loaded)
+    return tuple(result for result in golden_stores() if result.expect and result.is_loaded)
 
 
 def clean_stores() -> tuple[GoldenStore, ...]:
     """The roots in which nothing is wrong."""
-    return tuple(each for each in golden_stores() if each.is_clean)
+    return tuple(golden_store for golden_store in golden_stores() if golden_store.is_clean)
 
 
-def is_covering(each: GoldenSet | GoldenStore) -> bool:
+def is_covering(golden_set: GoldenSet | GoldenStore) -> bool:
     """Whether it is of a set that every run takes: the rule for `share.sample`'s ``always``."""
-    return (each.set if isinstance(each, GoldenStore) else each).id in COVERING
+    return (golden_set.set if isinstance(golden_set, GoldenStore) else golden_set).id in COVERING
 
 
 def split(name: str) -> tuple[GoldenSet, str]:
@@ -163,24 +163,24 @@ def split(name: str) -> tuple[GoldenSet, str]:
     return GoldenSet(version, kind), "/".join(rest)
 
 
-def unpack(each: GoldenSet, base: Path) -> Path:
+def unpack(golden_set: GoldenSet, base: Path) -> Path:
     """The folder of a set under ``base``, unpacked on first use by whichever worker comes first."""
-    target = base / each.version / each.kind
+    target = base / golden_set.version / golden_set.kind
     manifest = _manifest(target)
     if manifest.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with (target.parent / f".{each.kind}.lock").open("w") as lock:
+    with (target.parent / f".{golden_set.kind}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if manifest.exists():
             return target
-        staging = target.parent / f".{each.kind}.staging"
+        staging = target.parent / f".{golden_set.kind}.staging"
         shutil.rmtree(staging, ignore_errors=True)
-        packed = Path(each.version) / f"{each.kind}.tar.xz"
+        packed = Path(golden_set.version) / f"{golden_set.kind}.tar.xz"
         with tarfile.open((FOLDER if (FOLDER / packed).exists() else LAYOUTS) / packed) as archive:
             archives.unpack(archive, staging)
-        _place_wheel(staging / each.kind)
-        (staging / each.kind).rename(target)
+        _place_wheel(staging / golden_set.kind)
+        (staging / golden_set.kind).rename(target)
         staging.rmdir()
         content = json.dumps(snapshot.take(target, inodes=False).to_json())
         unfinished = manifest.with_suffix(".part")
@@ -189,9 +189,9 @@ def unpack(each: GoldenSet, base: Path) -> Path:
     return target
 
 
-def verify(each: GoldenSet, base: Path) -> list[str]:
+def verify(golden_set: GoldenSet, base: Path) -> list[str]:
     """What differs from the manifest taken when the set was unpacked."""
-    target = base / each.version / each.kind
+    target = base / golden_set.version / golden_set.kind
     before = snapshot.Snapshot.from_json(json.loads(_manifest(target).read_text()))
     return before.differences(snapshot.take(target, inodes=False))
 

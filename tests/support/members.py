@@ -21,8 +21,8 @@ def write(folder: Path, sent: Sent, *, committed: int | None = None, node: str =
     engine does; files behind go. Where each entry begins.
     """
     data, index = (folder / f"dledger-{node}" / name for name in ("data", "index"))
-    for made in (data, index):
-        made.mkdir(parents=True, exist_ok=True)
+    for file_path in (data, index):
+        file_path.mkdir(parents=True, exist_ok=True)
     starts, units, at = [], b"", 0
     for number, (term, body) in enumerate(sent):
         raw = of(number, term, at, body)

@@ -168,7 +168,7 @@ class Model:
 
         That is where a broker ends the log; what an earlier recovery cut off still lies behind.
         """
-        found: dict[int, Record] = {}
+        messages: dict[int, Record] = {}
         for base, data in self.log.files:
             position = 0
             while True:
@@ -176,10 +176,10 @@ class Model:
                     break
                 message = record(data, position)
                 if message is None or not message.crc_ok:
-                    return found
-                found[base + position] = message
+                    return messages
+                messages[base + position] = message
                 position += message.size
-        return found
+        return messages
 
     @property
     def log_end(self) -> int:
@@ -218,14 +218,14 @@ class Model:
         return tags, timestamp, whole[EXT_HEAD.size:], size
 
     def batch_units(self, topic: str, queue_id: int) -> list[BatchUnit]:
-        found = []
+        units = []
         for _, data in Stream(self.root / "batchconsumequeue" / topic / str(queue_id)).files:
             for position in range(0, len(data) - BATCH_UNIT.size + 1, BATCH_UNIT.size):
                 unit = BatchUnit(*BATCH_UNIT.unpack_from(data, position))
                 if unit.size <= 0 or unit.batch_size <= 0:
-                    return found
-                found.append(unit)
-        return found
+                    return units
+                units.append(unit)
+        return units
 
     def compaction(self, topic: str, queue_id: int) -> Compaction:
         return Compaction(self.root / "compaction", topic, queue_id)
@@ -246,15 +246,15 @@ class Model:
         if offset > high:
             begin = low if self.version == "4.9.3" and low == 0 else high
             return offset, "OFFSET_OVERFLOW_BADLY", begin, low, high, ()
-        found: list[int] = []
+        physical_offsets: list[int] = []
         next_begin = offset
         for unit in queue.unit_list[offset - queue.unit_list[0].queue_offset:]:
-            if unit.queue_offset >= queue.file_end(offset) or len(found) == count:
+            if unit.queue_offset >= queue.file_end(offset) or len(physical_offsets) == count:
                 break
             next_begin = unit.queue_offset + 1
             if unit.physical_offset in self.records and unit.size != 0x7FFFFFFF:
-                found.append(unit.physical_offset)
-        return offset, "FOUND", next_begin, low, high, tuple(found)
+                physical_offsets.append(unit.physical_offset)
+        return offset, "FOUND", next_begin, low, high, tuple(physical_offsets)
 
     def pull_batch(self, topic: str, queue_id: int, offset: int,
                    count: int = 5) -> tuple[int, str, int, int, int, tuple[int, ...]]:
@@ -267,17 +267,17 @@ class Model:
         if offset >= high:
             status = "OFFSET_OVERFLOW_ONE" if offset == high else "OFFSET_OVERFLOW_BADLY"
             return offset, status, high, low, high, ()
-        found: list[int] = []
+        physical_offsets: list[int] = []
         taken, next_begin = 0, offset
         for unit in units:
             end = unit.base_offset + unit.batch_size
             if end <= offset:
                 continue
-            if found and taken + unit.batch_size > count:
+            if physical_offsets and taken + unit.batch_size > count:
                 break
-            found.append(unit.physical_offset)
+            physical_offsets.append(unit.physical_offset)
             taken, next_begin = taken + unit.batch_size, end
-        return offset, "FOUND", next_begin, low, high, tuple(found)
+        return offset, "FOUND", next_begin, low, high, tuple(physical_offsets)
 
     def by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
         queue = self.queue(topic, queue_id)
@@ -381,7 +381,7 @@ class Model:
         wanted = abs(java_hash(text))
         wanted = 0 if wanted == 1 << 31 else wanted
         maximum = min(maximum, 64)
-        found: list[int] = []
+        physicals: list[int] = []
         folder = self.root / "index"
         names = sorted(folder.iterdir(), reverse=True) if folder.is_dir() else []
         for file in names:
@@ -392,12 +392,12 @@ class Model:
                        or first <= end <= last)
             if matched:
                 for physical in self._chain(data, count, wanted, begin, end):
-                    if len(found) == maximum:
+                    if len(physicals) == maximum:
                         break
-                    found.append(physical)
-            if first < begin or len(found) == maximum:
+                    physicals.append(physical)
+            if first < begin or len(physicals) == maximum:
                 break
-        return found
+        return physicals
 
     def _chain(self, data: bytes, count: int, wanted: int, begin: int,
                end: int) -> Iterator[int]:
@@ -424,9 +424,9 @@ class Model:
             offsets = sorted(self.index_entries(topic, key, maximum, begin, last_time))
             if not offsets:
                 return []
-            found = [offset for offset in offsets if offset in self.records]
-            if found:
-                return found
+            offsets_kept = [offset for offset in offsets if offset in self.records]
+            if offsets_kept:
+                return offsets_kept
             first = self.records.get(offsets[0])
             if first is None:
                 return []
@@ -456,13 +456,13 @@ class Compaction:
         return [unit for file in self.files for unit in file]
 
     def records(self) -> list[Record]:
-        found = []
+        messages = []
         for unit in self.units:
             data = self.log.at(unit.physical_offset, unit.size)
             message = None if data is None else record(data)
             assert message is not None, f"no record at {unit.physical_offset}"
-            found.append(message)
-        return found
+            messages.append(message)
+        return messages
 
     def pull(self, offset: int, count: int = 5) -> tuple[str, int, int, int, tuple[int, ...]]:
         """(status, next begin, min, max, offsets): asking below the min starts at the min."""

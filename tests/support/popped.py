@@ -65,12 +65,12 @@ REVIVED = 2
 def build(root: Path, specs: tuple[Spec, ...] = SPECS, revived: int = REVIVED,
           topics: tuple[str, ...] = (TOPIC, RETRY), **changes: Any) -> tiny.Tiny:
     """The store at ``root``; ``changes`` are fields of `tiny.Options`."""
-    made = tiny.build(root, specs, **{"commitlog_file_size": 8192, **changes})
-    for backup in (made.root / "config").glob("*.bak"):
+    built = tiny.build(root, specs, **{"commitlog_file_size": 8192, **changes})
+    for backup in (built.root / "config").glob("*.bak"):
         backup.unlink()
-    put(made.root, TOPICS, topic_table(dict.fromkeys(topics, 1), five=True))
-    put(made.root, OFFSETS, offset_table({
+    put(built.root, TOPICS, topic_table(dict.fromkeys(topics, 1), five=True))
+    put(built.root, OFFSETS, offset_table({
         f"{REVIVE}@CID_RMQ_SYS_REVIVE_GROUP": {"0": revived}, f"{TOPIC}@{GROUP}": {"0": 9}},
         five=True))
-    put(made.root, config_tables.GROUPS, config_tables.group_table([GROUP], five=True))
-    return made
+    put(built.root, config_tables.GROUPS, config_tables.group_table([GROUP], five=True))
+    return built

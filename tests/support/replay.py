@@ -36,10 +36,10 @@ _SWITCHES = {
 
 def config_of(folder: Path) -> dict[str, str]:
     """The ``Config: {…}`` line of a set's README."""
-    found = re.search(r"Config: \{(.*)\}", (folder / "README.md").read_text())
-    assert found, folder
+    result = re.search(r"Config: \{(.*)\}", (folder / "README.md").read_text())
+    assert result, folder
     # Values may hold commas: a new item begins where a name and "=" follow one.
-    items = re.split(r", (?=[\w.]+=)", found[1])
+    items = re.split(r", (?=[\w.]+=)", result[1])
     return dict(item.split("=", 1) for item in items)
 
 
@@ -76,9 +76,9 @@ def outgoing(given: dict[str, Any], bit_map: bytes | None = None) -> Outgoing | 
     }
     if given["op"] == "putBatch":
         return OutgoingBatch(
-            given["topic"], [BatchItem(base64.b64decode(one["body"]),
-                                       one["propertiesString"] or "", one["flag"])
-                             for one in given["messages"]],
+            given["topic"], [BatchItem(base64.b64decode(message["body"]),
+                                       message["propertiesString"] or "", message["flag"])
+                             for message in given["messages"]],
             given["propertiesString"] or "", given["queueId"], given["sysFlag"], **shared)
     reached = given["storeInput"]
     return Outgoing(
@@ -90,7 +90,7 @@ def outgoing(given: dict[str, Any], bit_map: bytes | None = None) -> Outgoing | 
 
 def recorded(given: dict[str, Any], bit_maps: Mapping[int, bytes | None]) -> Iterator[Record]:
     """The stored records of one line; bodies come from what was put."""
-    bodies = [base64.b64decode(one["body"]) for one in given.get("messages") or [given]]
+    bodies = [base64.b64decode(message["body"]) for message in given.get("messages") or [given]]
     for stored, body in zip(given.get("storedList") or [given["stored"]], bodies, strict=True):
         yield MappedRecord(
             stored["size"], int(stored["magic"], 16), stored["bodyCRC"], stored["queueId"],
@@ -103,7 +103,7 @@ def recorded(given: dict[str, Any], bit_maps: Mapping[int, bytes | None]) -> Ite
 
 def replayed(folder: Path) -> list[dict[str, Any]]:
     """The lines of a set that are puts."""
-    return [one for one in inputs(folder) if one["op"] in ("put", "putBatch")]
+    return [input_text for input_text in inputs(folder) if input_text["op"] in ("put", "putBatch")]
 
 
 TREES = ("commitlog", "cl1", "cl2", "consumequeue", "consumequeue_ext", "batchconsumequeue")
@@ -111,11 +111,11 @@ TREES = ("commitlog", "cl1", "cl2", "consumequeue", "consumequeue_ext", "batchco
 
 def contents(store: Path) -> dict[str, bytes]:
     """The log, queue and index files of a store; index files are named by their order."""
-    found = {}
+    data = {}
     for tree in TREES:
         for path in sorted((store / tree).rglob("*")):
             if path.is_file():
-                found[str(path.relative_to(store))] = path.read_bytes()
+                data[str(path.relative_to(store))] = path.read_bytes()
     for number, path in enumerate(sorted((store / "index").glob("*"))):
-        found[f"index/{number}"] = path.read_bytes()
-    return found
+        data[f"index/{number}"] = path.read_bytes()
+    return data

@@ -52,7 +52,7 @@ OFFSETS = {"orders@billing": {0: 2, 1: 1}, f"{RETRY}@billing": {0: 1}, "orders@a
 
 def build(root: Path, **changes: object) -> tiny.Tiny:
     """The store at ``root``; ``changes`` are fields of `tiny.Options`."""
-    made = tiny.build(root, SPECS, commitlog_file_size=4096, **changes)
+    built = tiny.build(root, SPECS, commitlog_file_size=4096, **changes)
     files = {"consumerOffset.json": {"offsetTable": OFFSETS},
              "subscriptionGroup.json": {"subscriptionGroupTable": {
                  name: {"groupName": name} for name in ("billing", "audit", "stock")}},
@@ -60,4 +60,4 @@ def build(root: Path, **changes: object) -> tiny.Tiny:
     for name, value in files.items():
         (root / "config" / name).write_text(json.dumps(value))
         (root / "config" / f"{name}.bak").write_text(json.dumps(value))
-    return made
+    return built

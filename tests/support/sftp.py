@@ -41,8 +41,8 @@ def serving_sftp(root: Path) -> Iterator[str]:
             return self._answer(opened)
 
         @staticmethod
-        def _about(found: os.stat_result, name: str | None = None) -> Any:
-            return paramiko.SFTPAttributes.from_stat(found, name)
+        def _about(status: os.stat_result, name: str | None = None) -> Any:
+            return paramiko.SFTPAttributes.from_stat(status, name)
 
         @staticmethod
         def _answer(work: Any) -> Any:

@@ -65,10 +65,10 @@ def take(root: Path, *, inodes: bool = True) -> Snapshot:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    for each in sorted(folder.iterdir()) if folder.is_dir() else ():
-        yield each
-        if each.is_dir() and not each.is_symlink():
-            yield from _below(each)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        yield path
+        if path.is_dir() and not path.is_symlink():
+            yield from _below(path)
 
 
 def _entry(path: Path, inodes: bool) -> Entry:

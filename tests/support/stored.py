@@ -54,7 +54,7 @@ def intact(root: Path, store: golden_sets.GoldenStore,
     """Those records whose bytes lie in the log exactly as they were stored."""
     files = log_bytes(root, store.commitlog_dirs)
     for record in records:
-        base = max((one for one in files if one <= record.physical_offset), default=None)
+        base = max((file for file in files if file <= record.physical_offset), default=None)
         if base is None:
             continue
         raw = files[base][record.physical_offset - base:][:record.size]

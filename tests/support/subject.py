@@ -61,15 +61,15 @@ def _row(queue_offset: int, record: Record) -> Row:
 def messages(root: Path, expect: Expect, topic: str, queue_id: int) -> list[Row]:
     """The messages of a queue from min to max, as `getMessage` would deliver them."""
     view = _opened(root, expect)
-    found: list[Row] = []
+    rows: list[Row] = []
     compacted = CompactionQueue.open(view.store, topic, queue_id)
     if compacted is not None:
         with compacted:
             for unit in (unit for units in compacted.files for unit in units):
                 record = compacted.record(unit)
                 if record is not None:
-                    found.append(_row(record.queue_offset, record))
-        return found
+                    rows.append(_row(record.queue_offset, record))
+        return rows
     log_end = view.log_end or 0
     batch = view.store.batch_queues.get((topic, queue_id))
     if batch is not None:
@@ -85,8 +85,8 @@ def messages(root: Path, expect: Expect, topic: str, queue_id: int) -> list[Row]
     for _, physical, size in units:
         record = view.store.log.record_at(physical, size)
         if record is not None:
-            found.append(_row(record.queue_offset, record))
-    return found
+            rows.append(_row(record.queue_offset, record))
+    return rows
 
 
 def cq(root: Path, expect: Expect, topic: str, queue_id: int) -> list[UnitRow]:
@@ -210,28 +210,28 @@ class Report:
     @property
     def problems(self) -> tuple[Finding, ...]:
         """The findings that mean damage: errors and warnings."""
-        return tuple(each for each in self.findings if each.severity != "info")
+        return tuple(finding for finding in self.findings if finding.severity != "info")
 
     def of(self, *structures: str) -> tuple[Finding, ...]:
-        return tuple(each for each in self.findings if each.structure in structures)
+        return tuple(finding for finding in self.findings if finding.structure in structures)
 
     def text(self) -> str:
-        return "\n".join(str(each) for each in self.findings) or "no findings"
+        return "\n".join(str(finding) for finding in self.findings) or "no findings"
 
 
 def verify(root: Path, *, options: Sequence[str] = (), only: str | None = None) -> Report:
     """Everything that can be checked, through the library: the tests ask tens of thousands of
     times. ``only`` and ``options`` as the command takes them; `verify_by_command` is the same
     through the command, which also counts what is lost."""
-    known = {"--commitlog-dir": [], "--commitlog-file-size": [], "--consumequeue-file-size": [],
-             "--index-slots": [], "--index-max": []}
+    folder = {"--commitlog-dir": [], "--commitlog-file-size": [], "--consumequeue-file-size": [],
+              "--index-slots": [], "--index-max": []}
     for name, value in zip(options[::2], options[1::2], strict=True):
-        known[name].append(value)
-    sizes = Sizes(*(int(known[name][0]) if known[name] else None for name in list(known)[1:]))
-    with Store.open(root, known["--commitlog-dir"], sizes) as store:
+        folder[name].append(value)
+    sizes = Sizes(*(int(folder[name][0]) if folder[name] else None for name in list(folder)[1:]))
+    with Store.open(root, folder["--commitlog-dir"], sizes) as store:
         wanted = None if only is None else frozenset(only.split(","))
         run = Verification(store, VerifyOptions(wanted))
-        raw = [each.as_dict() for each in run.findings()]
+        raw = [finding.as_dict() for finding in run.findings()]
         return Report(run.ok, tuple(_findings(root, raw)), run.coverage.as_dict())
 
 
@@ -248,14 +248,15 @@ def verify_by_command(root: Path, *, options: Sequence[str] = (),
 
 
 def _findings(root: Path, raw: Iterable[dict[str, Any]]) -> Iterable[Finding]:
-    for each in raw:
-        file = each.get("file") or ""
+    for finding in raw:
+        file = finding.get("file") or ""
         yield Finding(
-            each["category"], each["severity"], each["structure"],
+            finding["category"], finding["severity"], finding["structure"],
             os.path.relpath(file, root) if os.path.isabs(file) else file,
-            each.get("offset"), each.get("length"), each.get("topic"), each.get("queue_id"),
-            each.get("queue_offset"), each.get("position", each.get("offset")),
-            each.get("count", 1), each.get("detail") or "")
+            finding.get("offset"), finding.get("length"), finding.get("topic"),
+            finding.get("queue_id"),
+            finding.get("queue_offset"), finding.get("position", finding.get("offset")),
+            finding.get("count", 1), finding.get("detail") or "")
 
 
 def every_byte_is_accounted_for(report: Report) -> bool:
@@ -271,4 +272,5 @@ def every_byte_is_accounted_for(report: Report) -> bool:
 def read_only_commands() -> list[str]:
     """The names of all commands that declare to change nothing, from the registry itself."""
     listed = cli.run("commands", "-o", "json").expect(0).json()
-    return sorted(each["name"] for each in listed if each["effect"] == "read-only")
+    return sorted(difference["name"] for difference in listed
+                  if difference["effect"] == "read-only")

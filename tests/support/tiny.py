@@ -186,10 +186,10 @@ class Tiny:
 
     def queues(self) -> dict[tuple[str, int], list[Unit]]:
         """The entries of each queue in order."""
-        found: dict[tuple[str, int], list[Unit]] = {}
+        units: dict[tuple[str, int], list[Unit]] = {}
         for unit in self.units:
-            found.setdefault((unit.topic, unit.queue_id), []).append(unit)
-        return found
+            units.setdefault((unit.topic, unit.queue_id), []).append(unit)
+        return units
 
     def files(self, *parts: str) -> list[str]:
         """The files below one of the named folders (all without a name), relative, sorted."""
@@ -236,17 +236,17 @@ def _put_all(specs: Sequence[Spec],
     counters: dict[tuple[str, int], int] = {}
     size = options.commitlog_file_size
     for number, spec in enumerate(specs):
-        made = _record(spec, number, len(log), counters, options)
+        record = _record(spec, number, len(log), counters, options)
         rest = size - len(log) % size
-        if len(made.raw) + BLANK.size > rest:
+        if len(record.raw) + BLANK.size > rest:
             blanks.append(len(log))
             log += BLANK.pack(rest, message.MAGIC_BLANK)
             filler = b"\xa5" if options.stale_blank else b"\x00"
             log += filler * (rest - BLANK.size)
-            made = _record(spec, number, len(log), counters, options)
-            assert len(made.raw) + BLANK.size <= size, "the commitlog file size is too small"
-        log += made.raw
-        placed.append(made)
+            record = _record(spec, number, len(log), counters, options)
+            assert len(record.raw) + BLANK.size <= size, "the commitlog file size is too small"
+        log += record.raw
+        placed.append(record)
         if flags.has_consume_queue_row(spec.sys_flag):
             for key in ((spec.topic, spec.queue_id), *((name, 0) for name in spec.lmq)):
                 counters[key] = counters.get(key, 0) + 1
@@ -289,16 +289,17 @@ def _record(spec: Spec, number: int, at: int, counters: Mapping[tuple[str, int],
         digits = str(crc)[::-1].ljust(10, "0").encode()
         raw = raw[:-CRC_PROPERTY] + b"__CRC32#\x01" + digits + b"\x02"
         record = replace(record, properties=stored[:-CRC_PROPERTY] + raw[-CRC_PROPERTY:])
-    known = properties.parse(text)
-    keys = ([known["UNIQ_KEY"]] if "UNIQ_KEY" in known else []) + properties.split_keys(
-        known.get("KEYS"))
-    return Placed(spec, record, raw, _tags_code(spec, known, timestamp), tuple(keys))
+    parsed_properties = properties.parse(text)
+    keys = ([parsed_properties["UNIQ_KEY"]] if "UNIQ_KEY" in parsed_properties
+            else []) + properties.split_keys(
+                parsed_properties.get("KEYS"))
+    return Placed(spec, record, raw, _tags_code(spec, parsed_properties, timestamp), tuple(keys))
 
 
-def _tags_code(spec: Spec, known: Mapping[str, str], timestamp: int) -> int:
-    if spec.topic == properties.SCHEDULE_TOPIC and int(known.get("DELAY", 0)) > 0:
-        return timestamp + 1000 * DELAYS[min(int(known["DELAY"]), max(DELAYS))]
-    return javahash.tags_code(known.get("TAGS"))
+def _tags_code(spec: Spec, value: Mapping[str, str], timestamp: int) -> int:
+    if spec.topic == properties.SCHEDULE_TOPIC and int(value.get("DELAY", 0)) > 0:
+        return timestamp + 1000 * DELAYS[min(int(value["DELAY"]), max(DELAYS))]
+    return javahash.tags_code(value.get("TAGS"))
 
 
 def _write_log(tiny: Tiny, log: bytearray) -> None:
@@ -314,17 +315,17 @@ def _write_log(tiny: Tiny, log: bytearray) -> None:
 
 
 def _units(placed: Sequence[Placed]) -> list[Unit]:
-    found = []
+    units = []
     counters: dict[str, int] = {}
-    for number, each in enumerate(placed):
-        if not flags.has_consume_queue_row(each.record.sys_flag):
+    for number, record in enumerate(placed):
+        if not flags.has_consume_queue_row(record.record.sys_flag):
             continue
-        found.append(Unit(each.spec.topic, each.spec.queue_id, each.record.queue_offset, number,
-                          each.tags_code))
-        for name in each.spec.lmq:
-            found.append(Unit(name, 0, counters.get(name, 0), number, each.tags_code))
+        units.append(Unit(record.spec.topic, record.spec.queue_id, record.record.queue_offset,
+                          number,                           record.tags_code))
+        for name in record.spec.lmq:
+            units.append(Unit(name, 0, counters.get(name, 0), number, record.tags_code))
             counters[name] = counters.get(name, 0) + 1
-    return found
+    return units
 
 
 def _write_queues(tiny: Tiny) -> None:
@@ -382,18 +383,18 @@ class _Ext:
 
 
 def _entries(placed: Sequence[Placed], options: Options) -> list[Entry]:
-    found: list[Entry] = []
+    entries: list[Entry] = []
     slots = [0] * options.index_slots
-    for number, each in enumerate(placed):
-        if not flags.is_indexed(each.record.sys_flag):
+    for number, record in enumerate(placed):
+        if not flags.is_indexed(record.record.sys_flag):
             continue
-        for key in each.keys:
-            value = javahash.index_hash(f"{each.spec.topic}#{key}")
+        for key in record.keys:
+            value = javahash.index_hash(f"{record.spec.topic}#{key}")
             slot = value % options.index_slots
-            found.append(Entry(len(found) + 1, key, value, slot, number, slots[slot]))
-            slots[slot] = len(found)
-    assert len(found) < options.index_max, "the index is too small"
-    return found
+            entries.append(Entry(len(entries) + 1, key, value, slot, number, slots[slot]))
+            slots[slot] = len(entries)
+    assert len(entries) < options.index_max, "the index is too small"
+    return entries
 
 
 def _write_index(tiny: Tiny) -> None:

@@ -30,7 +30,7 @@ def serving_webhdfs(root: Path) -> Iterator[str]:
                 data = path.read_bytes()[start:]
                 self._send(200, data[:int(query.get("length", len(data)))])
             elif query["op"] == "LISTSTATUS":
-                rows = [self._about(one) for one in sorted(path.iterdir())]
+                rows = [self._about(file) for file in sorted(path.iterdir())]
                 self._json({"FileStatuses": {"FileStatus": rows}})
             else:
                 self._json({"FileStatus": self._about(path, "")})

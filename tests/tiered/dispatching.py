@@ -58,7 +58,7 @@ def dispatched(rmqctl: Runner, store: Path, root: Path, *more: str, code: int = 
 
 
 def statuses(document: Mapping[str, Any]) -> dict[tuple[str, int], str]:
-    return {(one["topic"], one["queue_id"]): one["status"] for one in document["queues"]}
+    return {(queue["topic"], queue["queue_id"]): queue["status"] for queue in document["queues"]}
 
 
 def opened(store: Path, root: Path) -> Tier:
@@ -69,9 +69,9 @@ def opened(store: Path, root: Path) -> Tier:
 def streams(store: Path, root: Path) -> dict[tuple[str, int, str], tuple[int, bytes]]:
     """(start, bytes) of every flat file of every queue, whatever its segments are."""
     with opened(store, root) as tier:
-        return {(one.name.topic, one.name.queue_id, flat.kind):
+        return {(queue.name.topic, queue.name.queue_id, flat.kind):
                 (flat.start, flat.read(flat.start, flat.end - flat.start))
-                for one in tier.queues() for flat in (one.commit_log, one.consume_queue)}
+                for queue in tier.queues() for flat in (queue.commit_log, queue.consume_queue)}
 
 
 def segments(root: Path) -> dict[str, bytes]:
@@ -85,37 +85,37 @@ def segments(root: Path) -> dict[str, bytes]:
 def index_items(store: Path, root: Path, slots: int | None = None,
                 most: int | None = None) -> Counter[tuple[Any, ...]]:
     """What the index has: (hash, topic, queue, offset, size)."""
-    found: Counter[tuple[Any, ...]] = Counter()
+    counts: Counter[tuple[Any, ...]] = Counter()
     with opened(store, root) as tier, LocalIndex(tier.local_index_folder, slots, most) as local:
-        files = [*local.files, *(one for _, flat in tier.indexes() for one in uploaded(flat))]
+        files = [*local.files, *(file for _, flat in tier.indexes() for file in uploaded(flat))]
         for file in files:
             assert isinstance(file, TierIndexFile), file
             for _, rows in file.blocks():
                 for row in rows:
-                    found[int(row["key_hash"]), tier.metadata.topic_of(int(row["topic_id"])),
-                          int(row["queue_id"]), int(row["commit_log_offset"]),
-                          int(row["size"])] += 1
+                    counts[int(row["key_hash"]), tier.metadata.topic_of(int(row["topic_id"])),
+                           int(row["queue_id"]), int(row["commit_log_offset"]),
+                           int(row["size"])] += 1
         assert not local.errors
-    return found
+    return counts
 
 
 def wanted_items(store: Path, root: Path) -> Counter[tuple[Any, ...]]:
     """What the index has to have: every key of every message that has a unit, once."""
-    found: Counter[tuple[Any, ...]] = Counter()
+    counts: Counter[tuple[Any, ...]] = Counter()
     with opened(store, root) as tier:
         for queue in tier.queues():
             for number in range(queue.cq_start, queue.commit_offset):
-                unit, one = queue.unit(number), queue.record(number)
+                unit, record = queue.unit(number), queue.record(number)
                 assert unit is not None
-                for key in keys_of(one):
-                    found[index.key_hash(queue.name.topic, key), queue.name.topic,
-                          queue.name.queue_id, unit.commit_log_offset, unit.size] += 1
-    return found
+                for key in keys_of(record):
+                    counts[index.key_hash(queue.name.topic, key), queue.name.topic,
+                           queue.name.queue_id, unit.commit_log_offset, unit.size] += 1
+    return counts
 
 
-def keys_of(one: message.Record) -> set[str]:
+def keys_of(record: message.Record) -> set[str]:
     """The keys of a message, as the broker collects them (no blank ones in these stores)."""
-    pairs = dict(text.split("\1") for text in one.properties.decode().split("\2") if text)
+    pairs = dict(text.split("\1") for text in record.properties.decode().split("\2") if text)
     return {*pairs.get("KEYS", "").split(" "), pairs.get("UNIQ_KEY", "")} - {""}
 
 
@@ -123,7 +123,7 @@ def assert_consistent(store: Path, root: Path) -> dict[tuple[str, int], tuple[in
     """Every unit leads to the local message of its queue offset, with only the physical offset
     another; the metadata says what the files are. (first, end) of each queue.
     """
-    found = {}
+    ends_by_queue = {}
     with opened(store, root) as tier, Store.open(store) as local:
         assert not tier.metadata_error
         assert tier.problems == []
@@ -141,8 +141,9 @@ def assert_consistent(store: Path, root: Path) -> dict[tuple[str, int], tuple[in
                     **{name: getattr(mine, name) for name in mine.__dataclass_fields__},
                     "physical_offset": queue.unit(number).commit_log_offset})
                 assert queue.unit(number).tags_code == unit.tags_code
-            found[queue.name.topic, queue.name.queue_id] = queue.cq_start, queue.commit_offset
-    return found
+            ends_by_queue[queue.name.topic,
+                          queue.name.queue_id] = queue.cq_start, queue.commit_offset
+    return ends_by_queue
 
 
 def assert_metadata(store: Path, root: Path) -> meta.Metadata:
@@ -150,14 +151,14 @@ def assert_metadata(store: Path, root: Path) -> meta.Metadata:
     with opened(store, root) as tier:
         for queue in tier.queues():
             for flat in (queue.commit_log, queue.consume_queue):
-                known = tier.metadata.segments[flat.kind][queue.name.path]
-                assert {one.base: one.size for one in flat.segments} == {
-                    base: one.size for base, one in known.items()}
-                for one in known.values():
-                    if one.size:
-                        assert WHEN <= one.begin_timestamp <= one.end_timestamp
+                segments = tier.metadata.segments[flat.kind][queue.name.path]
+                assert {segment.base: segment.size for segment in flat.segments} == {
+                    base: segment.size for base, segment in segments.items()}
+                for segment in segments.values():
+                    if segment.size:
+                        assert WHEN <= segment.begin_timestamp <= segment.end_timestamp
                     else:
-                        assert one.begin_timestamp == one.end_timestamp == (1 << 63) - 1
+                        assert segment.begin_timestamp == segment.end_timestamp == (1 << 63) - 1
             assert queue.name.queue_id in tier.metadata.queues[queue.name.topic]
             assert queue.name.topic in tier.metadata.topics
         return tier.metadata

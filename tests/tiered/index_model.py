@@ -39,12 +39,12 @@ class Model:
         """False: FILE_FULL."""
         if self.items + len(hashes) >= self.most:
             return not hashes
-        for one in hashes:
-            slot = 28 + 8 * (one % self.slots)
+        for hash_ in hashes:
+            slot = 28 + 8 * (hash_ % self.slots)
             before = max(self._int(slot), 0)
             diff = java_divided(when - self.timestamp, 1000)
             self.items += 1
-            struct.pack_into(ITEM, self.data, 28 + 8 * self.slots + 32 * self.items, one, topic,
+            struct.pack_into(ITEM, self.data, 28 + 8 * self.slots + 32 * self.items, hash_, topic,
                              queue, offset, size, diff, before)
             struct.pack_into(">i", self.data, slot, self.items)
             self.used += before <= 0
@@ -85,12 +85,12 @@ class OldModel:
     def sealed(self) -> bool:
         return bool(struct.unpack_from(">I", self.data, len(self.data) - 4)[0] == END)
 
-    def put(self, one: int, topic: int, queue: int, offset: int, size: int, when: int) -> None:
+    def put(self, number: int, topic: int, queue: int, offset: int, size: int, when: int) -> None:
         _, begin, _, _, count = struct.unpack_from(HEADER, self.data)
-        slot = 28 + 8 * (one % self.slots)
+        slot = 28 + 8 * (number % self.slots)
         before = struct.unpack_from(">i", self.data, slot)[0]
         begin = when if begin == -1 else begin
-        struct.pack_into(ITEM, self.data, 28 + 8 * self.slots + 32 * count, one, topic, queue,
+        struct.pack_into(ITEM, self.data, 28 + 8 * self.slots + 32 * count, number, topic, queue,
                          offset, size, when - begin, before)
         struct.pack_into(">i", self.data, slot, count)
         struct.pack_into(HEADER, self.data, 0, BEGIN, begin, when, 0, count + 1)
@@ -135,9 +135,9 @@ class Feed:
 
 def arrays(messages: list[tuple[list[int], int, int, int]]):
     """(rows, hashes, offsets, sizes, times) of (hashes, offset, size, time) of messages."""
-    rows = [at for at, one in enumerate(messages) for _ in one[0]]
-    hashes = [value for one in messages for value in one[0]]
-    columns = [np.array([one[at] for one in messages], np.int64) for at in (1, 2, 3)]
+    rows = [at for at, message in enumerate(messages) for _ in message[0]]
+    hashes = [value for message in messages for value in message[0]]
+    columns = [np.array([message[at] for message in messages], np.int64) for at in (1, 2, 3)]
     return np.array(rows, np.int64), np.array(hashes, np.int32), *columns
 
 

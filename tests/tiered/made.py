@@ -36,11 +36,11 @@ def record(queue_offset: int, at: int, *, topic: str = TOPIC, queue_id: int = 0,
            body: bytes = b"body", when: int = T0, v6: bool = False, **properties: str) -> Record:
     """A stored message as it lies in a tier at offset ``at``."""
     props = "".join(f"{name}\1{value}\2" for name, value in properties.items()).encode()
-    one = Record(0, MAGIC_V1, zlib.crc32(body) & 0x7FFFFFFF, queue_id, 0, queue_offset, at,
-                 BORN_HOST_V6 if v6 else 0, when - 5, (bytes(16) if v6 else b"\x0a\0\0\1", 4711),
-                 when, (b"\x0a\0\0\2", 10911), 0, 0, body, topic.encode(), props)
-    size = message.size_of(one.sys_flag, one.magic, len(body), len(one.topic), len(props))
-    return replace(one, total_size=size)
+    record = Record(0, MAGIC_V1, zlib.crc32(body) & 0x7FFFFFFF, queue_id, 0, queue_offset, at,
+                    BORN_HOST_V6 if v6 else 0, when - 5, (bytes(16) if v6 else b"\x0a\0\0\1", 4711),
+                    when, (b"\x0a\0\0\2", 10911), 0, 0, body, topic.encode(), props)
+    size = message.size_of(record.sys_flag, record.magic, len(body), len(record.topic), len(props))
+    return replace(record, total_size=size)
 
 
 @dataclass
@@ -72,14 +72,17 @@ class Queue:
         unit_at = self.log_end
         if coda_first:
             self.coda()
-        one = record(number, self.log_end, topic=self.topic, queue_id=self.queue_id, body=body,
-                     when=T0 + 1000 * number if when is None else when, v6=v6, **properties)
-        self.logs[-1][1].extend(message.build(one))
+        stored_record = record(number, self.log_end, topic=self.topic, queue_id=self.queue_id,
+                               body=body,
+                               when=T0 + 1000 * number if when is None
+                               else when, v6=v6, **properties)
+        self.logs[-1][1].extend(message.build(stored_record))
         code = java_hash(properties["TAGS"]) if "TAGS" in properties else 0
         self.units[-1][1].extend(struct.pack(
-            ">qiq", unit_at if coda_first else one.physical_offset, one.total_size, code))
-        self.records.append(one)
-        return one
+            ">qiq", unit_at if coda_first
+            else stored_record.physical_offset, stored_record.total_size, code))
+        self.records.append(stored_record)
+        return stored_record
 
     def orphan(self, data: bytes = b"\x7f" * 77) -> None:
         self.logs[-1][1].extend(data)
@@ -123,12 +126,12 @@ class Index:
     max_items: int = 40
     items: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
 
-    def add(self, one: Record, key: str, *, topic_id: int = 0, masked: bool = False,
+    def add(self, record: Record, key: str, *, topic_id: int = 0, masked: bool = False,
             key_hash: int | None = None) -> None:
-        found = index_hash(one.topic.decode(), key, masked) if key_hash is None else key_hash
-        diff = int((one.store_timestamp - self.begin) / 1000)
-        self.items.append((found, topic_id, one.queue_id, one.physical_offset, one.total_size,
-                           diff))
+        number = index_hash(record.topic.decode(), key, masked) if key_hash is None else key_hash
+        diff = int((record.store_timestamp - self.begin) / 1000)
+        self.items.append((number, topic_id, record.queue_id, record.physical_offset,
+                           record.total_size,                            diff))
 
     def _chains(self) -> dict[int, list[int]]:
         chains: dict[int, list[int]] = {}
@@ -145,7 +148,7 @@ class Index:
         heads = [chains.get(slot, [0])[0] for slot in range(self.slots)]
         previous = {number: chain[at + 1] if at + 1 < len(chain) else 0
                     for chain in chains.values() for at, number in enumerate(chain)}
-        out = self._header(0xBCC50289) + b"".join(struct.pack(">ii", one, 0) for one in heads)
+        out = self._header(0xBCC50289) + b"".join(struct.pack(">ii", head, 0) for head in heads)
         out += bytes(32) + b"".join(struct.pack(">iiiqiii", *item, previous[number])
                                     for number, item in enumerate(self.items, 1))
         return out.ljust(28 + 8 * self.slots + 32 * self.max_items, b"\0")
@@ -155,10 +158,10 @@ class Index:
         at = 28 + 8 * self.slots
         heads, body = b"", b""
         for slot in range(self.slots):
-            found = chains.get(slot, [])
-            heads += struct.pack(">ii", at, 28 * len(found))
-            body += b"".join(struct.pack(">iiiqii", *self.items[one - 1]) for one in found)
-            at += 28 * len(found)
+            value = chains.get(slot, [])
+            heads += struct.pack(">ii", at, 28 * len(value))
+            body += b"".join(struct.pack(">iiiqii", *self.items[item - 1]) for item in value)
+            at += 28 * len(value)
         return self._header(0xBCC50285) + heads + body
 
 
@@ -185,28 +188,30 @@ def write_metadata(home: Path, topics: dict[str, int], queues: list[Queue],
                 "sealTimestamp": 0}
 
     tables: list[dict[str, dict[int, object]]] = [{}, {}, {}]
-    for one in queues:
-        path = f"{one.broker}/{one.topic}/{one.queue_id}"
-        for kind, segments in ((0, one.logs), (1, one.units)):
+    for queue in queues:
+        path = f"{queue.broker}/{queue.topic}/{queue.queue_id}"
+        for kind, segments in ((0, queue.logs), (1, queue.units)):
             for base, data in segments:
                 if kind:
-                    part = one.records[base // 20 - one.first:(base + len(data)) // 20 - one.first]
+                    part = queue.records[base // 20 - queue.first:(base + len(data)) // 20
+                                         - queue.first]
                 else:
-                    part = [each for each in one.records
-                            if base <= each.physical_offset < base + len(data)]
+                    part = [record for record in queue.records
+                            if base <= record.physical_offset < base + len(data)]
                 # As a broker: bytes 56 to 63, whatever lies there.
-                times = [int.from_bytes(message.build(each)[56:64], signed=True) for each in part]
+                times = [int.from_bytes(message.build(record)[56:64], signed=True)
+                         for record in part]
                 begin, end = (min(times), max(times)) if times else ((1 << 63) - 1,) * 2
                 tables[kind].setdefault(path, {})[base] = entry(path, kind, base, len(data), begin,
                                                                end)
-    for base, made in (index or {}).items():
+    for base, name in (index or {}).items():
         path = f"{BROKER}/rmq_sys_INDEX/0"
-        tables[2].setdefault(path, {})[base] = entry(path, 2, base, len(made.compacted()),
-                                                     made.begin, made.begin)
+        tables[2].setdefault(path, {})[base] = entry(path, 2, base, len(name.compacted()),
+                                                     name.begin, name.begin)
     named: dict[str, dict[int, object]] = {}
-    for one in queues:
-        named.setdefault(one.topic, {})[one.queue_id] = {
-            "queue": {"brokerName": one.broker, "queueId": one.queue_id, "topic": one.topic},
+    for queue in queues:
+        named.setdefault(queue.topic, {})[queue.queue_id] = {
+            "queue": {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic},
             "minOffset": -1, "maxOffset": -1, "updateTimestamp": T0}
     value = {
         "commitLogFileSegmentTable": tables[0], "consumeQueueFileSegmentTable": tables[1],

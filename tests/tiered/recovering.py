@@ -36,19 +36,19 @@ def place(topic: str, queue: int, kind: str, base: int | None = None) -> str:
 
 def content(root: Path) -> dict[str, bytes]:
     """Every file but rmqctl's own."""
-    found = {}
+    data = {}
     for at, folders, files in os.walk(root):
-        folders[:] = [one for one in folders if one != ".rmqctl"]
-        for one in files:
-            path = Path(at, one)
+        folders[:] = [folder for folder in folders if folder != ".rmqctl"]
+        for file in files:
+            path = Path(at, file)
             name = str(path.relative_to(root))
             if name not in ("lock", "tieredstore/lock"):
-                found[name] = path.read_bytes()
-    return found
+                data[name] = path.read_bytes()
+    return data
 
 
-def changed(one: dict[str, bytes], other: dict[str, bytes]) -> set[str]:
-    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+def changed(first: dict[str, bytes], other: dict[str, bytes]) -> set[str]:
+    return {name for name in first.keys() | other.keys() if first.get(name) != other.get(name)}
 
 
 def recover(root: Path, *options: str, apply: bool = True) -> Any:
@@ -82,40 +82,42 @@ def recovered(root: Path, *options: str) -> Any:
 
 def timeless(data: bytes) -> meta.Metadata:
     """Metadata without the times of creation and update."""
-    found = meta.parse(data)
-    assert not found.faults
-    for table in found.segments.values():
+    metadata = meta.parse(data)
+    assert not metadata.faults
+    for table in metadata.segments.values():
         for entries in table.values():
-            for base, one in entries.items():
-                entries[base] = replace(one, create_timestamp=0)
-    for queues in found.queues.values():
-        for number, one in queues.items():
-            queues[number] = replace(one, update_timestamp=0)
-    found.topics = {name: replace(one, update_timestamp=0) for name, one in found.topics.items()}
-    return found
+            for base, entry in entries.items():
+                entries[base] = replace(entry, create_timestamp=0)
+    for queues in metadata.queues.values():
+        for number, entry in queues.items():
+            queues[number] = replace(entry, update_timestamp=0)
+    metadata.topics = {name: replace(topic, update_timestamp=0)
+                       for name, topic in metadata.topics.items()}
+    return metadata
 
 
-def same_metadata(one: bytes, other: bytes) -> bool:
-    first, second = timeless(one), timeless(other)
+def same_metadata(data: bytes, other: bytes) -> bool:
+    first, second = timeless(data), timeless(other)
     return (first.segments == second.segments and first.queues == second.queues
             and first.topics == second.topics and first.serial == second.serial)
 
 
 def messages(root: Path) -> dict[tuple[str, int], list[tuple[int, str]]]:
     """(queue offset, body digest) of every message that the tier's units lead to."""
-    found: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    messages_by_queue: dict[tuple[str, int], list[tuple[int, str]]] = {}
     with Tier.open(str(root / "tieredstore")) as tier:
         for queue in tier.queues():
-            found[queue.name.topic, queue.name.queue_id] = [
+            messages_by_queue[queue.name.topic, queue.name.queue_id] = [
                 (at, hashlib.sha1(queue.record(at).body).hexdigest())
                 for at in range(queue.min_offset, queue.commit_offset)]
-    return found
+    return messages_by_queue
 
 
 def expected_messages(expect: Any) -> dict[tuple[str, int], list[tuple[int, str]]]:
     """The same from the engine's answers."""
-    return {(one["topic"], one["queueId"]): [(row[0], row[5]) for row in one["messages"]]
-            for one in expect["extra"]["flatFiles"]}
+    return {(flat_file["topic"], flat_file["queueId"]): [(row[0], row[5])
+                                                         for row in flat_file["messages"]]
+            for flat_file in expect["extra"]["flatFiles"]}
 
 
 def sizes(data: bytes) -> Iterator[tuple[int, int]]:
@@ -130,6 +132,6 @@ def sizes(data: bytes) -> Iterator[tuple[int, int]]:
 def change_metadata(root: Path, change: Any) -> None:
     """Writes metadata after ``change`` had it."""
     path = root / METADATA
-    found = meta.parse(path.read_bytes())
-    change(found)
-    path.write_bytes(meta.build(found))
+    metadata = meta.parse(path.read_bytes())
+    change(metadata)
+    path.write_bytes(meta.build(metadata))

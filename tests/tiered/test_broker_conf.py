@@ -56,8 +56,8 @@ def test_the_metadata_of_the_original_is_not_that_of_a_copy(apart, tmp_path, rmq
     copy = tmp_path / "copy" / "tier"
     shutil.copytree(tier, copy)
     before = (store / METADATA).read_bytes()
-    said = rmqctl("tiered", "commit", copy, "--broker-conf", conf)
-    assert f"belongs to the tier in {tier}, not to {copy}" in said.err
+    result = rmqctl("tiered", "commit", copy, "--broker-conf", conf)
+    assert f"belongs to the tier in {tier}, not to {copy}" in result.err
     assert (store / METADATA).read_bytes() == before
 
 

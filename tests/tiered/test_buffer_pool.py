@@ -52,7 +52,7 @@ def test_what_is_held_stays_as_it_was(seed):
         thread = threading.Thread(target=gone.clear)
         thread.start()
         thread.join()
-        assert all(one[0] == value for one, value in held)
+        assert all(buffer[0] == value for buffer, value in held)
 
 
 def test_nothing_at_all():

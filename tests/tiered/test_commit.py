@@ -50,9 +50,9 @@ def store(fed, tmp_path) -> Path:
 
 def queue_of(store: Path) -> FlatQueue:
     with opened(store, store / "tier") as tier:
-        found = tier.queue(*KEY)
-        assert found is not None
-        return found
+        queue = tier.queue(*KEY)
+        assert queue is not None
+        return queue
 
 
 def last(store: Path, kind: str) -> Path:
@@ -70,12 +70,12 @@ def lose_units(store: Path, count: int) -> None:
     """As if the last units had not been written: segments of them are gone, too."""
     queue = queue_of(store)
     end = (queue.commit_offset - count) * 20
-    for one in queue.consume_queue.segments:
-        path = store / "tier" / one.path
-        if one.base >= end and one.base:
+    for segment in queue.consume_queue.segments:
+        path = store / "tier" / segment.path
+        if segment.base >= end and segment.base:
             path.unlink()
         else:
-            os.truncate(path, min(one.size, end - one.base))
+            os.truncate(path, min(segment.size, end - segment.base))
 
 
 def test_nothing_is_half_done(store, rmqctl):
@@ -104,7 +104,7 @@ def test_messages_without_units_get_them(store, fed, count, how):
         assert (row["units_added"], row["bytes_cut"]) == (count, 0)
     else:
         done = dispatched(cli.run, store, store / "tier")
-        assert {one["completed"] for one in done["queues"]} == {0, count}
+        assert {queue["completed"] for queue in done["queues"]} == {0, count}
         assert done["messages"] == 0
     assert segments(store / "tier") == segments(fed / "tier")
     assert_metadata(store, store / "tier")
@@ -156,7 +156,7 @@ def test_a_message_of_another_store_is_an_orphan(store):
     path.write_bytes(data)
     before = queue_of(store).commit_log.end
     done = dispatched(cli.run, store, store / "tier")
-    assert (done["messages"], {one["completed"] for one in done["queues"]}) == (1, {0})
+    assert (done["messages"], {queue["completed"] for queue in done["queues"]}) == (1, {0})
     queue = queue_of(store)
     assert queue.unit(7).commit_log_offset == before
     assert_consistent(store, store / "tier")
@@ -189,7 +189,7 @@ def test_units_that_lead_nowhere_are_not_built_upon(store):
     assert "tiered recover" in row["reason"]
     put(cli.run, store, COUNT, 12)
     done = dispatched(cli.run, store, store / "tier", code=1)
-    assert [one["status"] for one in done["queues"]].count("refused") == 1
+    assert [queue["status"] for queue in done["queues"]].count("refused") == 1
     after = segments(store / "tier")
     assert {name: data for name, data in after.items() if "/T1/0/" in name} == {
         name: data for name, data in before.items() if "/T1/0/" in name}
@@ -198,28 +198,30 @@ def test_units_that_lead_nowhere_are_not_built_upon(store):
 @pytest.mark.parametrize("lost", ["sizes", "times", "entries", "queues"])
 def test_metadata_says_again_what_the_files_are(store, lost):
     """What a kill between file and metadata leaves (and 5.3.0 without one, #8532)."""
-    known = meta.parse((store / METADATA).read_bytes())
-    good = known.copy()
+    metadata = meta.parse((store / METADATA).read_bytes())
+    good = metadata.copy()
     for kind in (COMMIT_LOG, CONSUME_QUEUE):
-        for table in known.segments[kind].values():
-            for base, one in list(table.items()):
+        for table in metadata.segments[kind].values():
+            for base, replaceds_by_base in list(table.items()):
                 if lost == "sizes":
-                    table[base] = replace(one, size=max(one.size - 20, 0))
+                    table[base] = replace(replaceds_by_base,
+                                          size=max(replaceds_by_base.size - 20, 0))
                 elif lost == "times":
-                    table[base] = replace(one, begin_timestamp=(1 << 63) - 1)
+                    table[base] = replace(replaceds_by_base, begin_timestamp=(1 << 63) - 1)
                 elif lost == "entries":
                     del table[base]
     if lost == "queues":
-        known.queues.clear()
-    (store / METADATA).write_bytes(meta.build(known))
+        metadata.queues.clear()
+    (store / METADATA).write_bytes(meta.build(metadata))
     assert len(commit(store).json()) == 6
-    found = assert_metadata(store, store / "tier")
+    parsed_metadata = assert_metadata(store, store / "tier")
     for kind in (COMMIT_LOG, CONSUME_QUEUE):
         for path, table in good.segments[kind].items():
-            for base, one in table.items():
-                mine = found.segments[kind][path][base]
+            for base, replaceds_by_base in table.items():
+                mine = parsed_metadata.segments[kind][path][base]
                 assert (mine.size, mine.begin_timestamp, mine.end_timestamp) == (
-                    one.size, one.begin_timestamp, one.end_timestamp)
+                    replaceds_by_base.size, replaceds_by_base.begin_timestamp,
+                    replaceds_by_base.end_timestamp)
 
 
 def test_a_dry_run_changes_nothing(store):
@@ -258,14 +260,14 @@ def test_a_segment_that_outlived_the_end_of_the_one_before(tmp_path, kind, how):
     lost = flat.segments[len(flat.segments) // 2 - 1]
     os.truncate(tier / lost.path, lost.size - 7)
     if kind == COMMIT_LOG:  # then nothing of the consume queue was written, either
-        for one in queue.consume_queue.segments:
-            os.truncate(tier / one.path, 40 if not one.base else 0)
+        for segment in queue.consume_queue.segments:
+            os.truncate(tier / segment.path, 40 if not segment.base else 0)
     (store / METADATA).write_bytes(before)
     with snapshot.assert_unchanged(tier):
-        row, = [one for one in commit(store, "--dry-run").json() if one["bytes_cut"]]
+        row, = [queue for queue in commit(store, "--dry-run").json() if queue["bytes_cut"]]
     if how == "commit":
         assert row["bytes_cut"] == sum(
-            one["bytes_cut"] for one in commit(store).json())
+            queue["bytes_cut"] for queue in commit(store).json())
         assert_consistent(store, tier)
     dispatched(cli.run, store, tier, *SMALL, "--no-index")
     assert segments(tier) == wanted
@@ -275,8 +277,8 @@ def test_a_segment_that_outlived_the_end_of_the_one_before(tmp_path, kind, how):
 def test_a_gap_that_metadata_knows_nothing_of_is_no_power_failure(store):
     """Something was damaged long ago: what lies behind is not taken away."""
     queue = queue_of(store)
-    one = queue.consume_queue.segments[0]
-    os.truncate(store / "tier" / one.path, one.size - 20)
+    segment = queue.consume_queue.segments[0]
+    os.truncate(store / "tier" / segment.path, segment.size - 20)
     before = segments(store / "tier")
     row, = commit(store, code=1).json()
     assert "units are missing" in row["reason"]

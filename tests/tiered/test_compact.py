@@ -32,7 +32,7 @@ LAST = "fe0d8e0400000000000000016628"
 
 
 def segments(store: Path) -> dict[str, bytes]:
-    return {one.name: one.read_bytes() for one in (store / INDEX).iterdir()}
+    return {path.name: path.read_bytes() for path in (store / INDEX).iterdir()}
 
 
 def entries(store: Path) -> dict[int, SegmentEntry]:
@@ -41,7 +41,7 @@ def entries(store: Path) -> dict[int, SegmentEntry]:
 
 
 def local(store: Path) -> list[str]:
-    return sorted(one.name for one in (store / "tiered_index_file").iterdir() if one.is_file())
+    return sorted(path.name for path in (store / "tiered_index_file").iterdir() if path.is_file())
 
 
 def stands_as_the_engine_left_it(store: Path, golden) -> None:
@@ -97,17 +97,17 @@ def test_many_files_go_one_behind_the_other(golden_copy, rmqctl, seed) -> None:
     assert [row["file"] for row in rows] == paths[:-1]
     assert local(store) == [Path(paths[-1]).name]
     base = 16628
-    found = segments(store)
+    store_segments = segments(store)
     for row in rows:
         name = Path(row["segment"]).name
         assert row["base_offset"] == base == names.parse_segment(name)[0]
         entry = entries(store)[base]
-        header = fmt.HEADER.decode(found[name])
+        header = fmt.HEADER.decode(store_segments[name])
         assert (entry.size, entry.begin_timestamp, entry.end_timestamp, entry.status) == (
-            len(found[name]), header.begin_timestamp, header.end_timestamp, 0)
+            len(store_segments[name]), header.begin_timestamp, header.end_timestamp, 0)
         assert header.begin_timestamp == int(Path(row["file"]).name)
         base += row["bytes"]
-    assert len(found) == 3 + len(rows)
+    assert len(store_segments) == 3 + len(rows)
 
 
 def test_files_without_items_only_go_aside(golden_copy, rmqctl) -> None:
@@ -153,8 +153,8 @@ def test_no_home_no_owner_no_tier(golden_copy, rmqctl, tmp_path) -> None:
     assert local(store) == []
     shutil.copytree(alone / "tier" / "212d6b50_DefaultCluster" / "broker-a",
                     alone / "tier" / "212d6b50_DefaultCluster" / "broker-b")
-    found = rmqctl("tiered", "compact", alone / "tier", "--metadata", metadata).expect(2)
-    assert "broker-b of DefaultCluster" in found.err
+    result = rmqctl("tiered", "compact", alone / "tier", "--metadata", metadata).expect(2)
+    assert "broker-b of DefaultCluster" in result.err
     rmqctl("tiered", "compact", alone / "tier", "--metadata", metadata, "--broker",
            "broker-a").expect(0)
     rmqctl("tiered", "compact", tmp_path / "alone").expect(3)
@@ -165,7 +165,7 @@ def test_no_home_no_owner_no_tier(golden_copy, rmqctl, tmp_path) -> None:
 @pytest.mark.parametrize("what", ["shorter", "longer", "gone", "unknown"])
 def test_tier_and_metadata_that_do_not_fit(golden_copy, rmqctl, what) -> None:
     store = golden_copy(LIVE)
-    last = max((store / INDEX).iterdir(), key=lambda one: names.parse_segment(one.name)[0])
+    last = max((store / INDEX).iterdir(), key=lambda path: names.parse_segment(path.name)[0])
     if what == "gone":
         last.unlink()
     elif what == "unknown":
@@ -208,12 +208,12 @@ def upload(root: Path, metadata: Metadata, path: Path) -> compaction.Uploaded:
 
 
 @pytest.fixture
-def one(tmp_path) -> tuple[Path, Path, bytes]:
+def open_index(tmp_path) -> tuple[Path, Path, bytes]:
     """(tier root, an open file, its rearranged form)."""
-    made = model(random.Random(1), 4, 50, 30)
+    random_model = model(random.Random(1), 4, 50, 30)
     path = tmp_path / "1000000"
-    path.write_bytes(made.data)
-    return tmp_path / "tier", path, made.compacted()
+    path.write_bytes(random_model.data)
+    return tmp_path / "tier", path, random_model.compacted()
 
 
 def segment(root: Path, base: int = 0) -> Path:
@@ -221,8 +221,8 @@ def segment(root: Path, base: int = 0) -> Path:
 
 
 @pytest.mark.parametrize("left", ["nothing", "no bytes", "a part", "other bytes", "all"])
-def test_what_a_killed_run_left(one, left) -> None:
-    root, path, whole = one
+def test_what_a_killed_run_left(open_index, left) -> None:
+    root, path, whole = open_index
     target = segment(root)
     if left != "nothing":
         target.parent.mkdir(parents=True)
@@ -242,8 +242,8 @@ def test_what_a_killed_run_left(one, left) -> None:
     assert [other.name for other in target.parent.iterdir()] == [target.name]
 
 
-def test_an_entry_of_a_killed_broker_is_taken_over(one) -> None:
-    root, path, whole = one
+def test_an_entry_of_a_killed_broker_is_taken_over(open_index) -> None:
+    root, path, whole = open_index
     metadata = Metadata()
     metadata.put_segment(SegmentEntry("broker-a/rmq_sys_INDEX/0", 2, 0, create_timestamp=5))
     assert upload(root, metadata, path).base == 0
@@ -251,8 +251,8 @@ def test_an_entry_of_a_killed_broker_is_taken_over(one) -> None:
     assert (entry.size, entry.create_timestamp) == (len(whole), 5)
 
 
-def test_a_segment_of_another_file_is_not_replaced(one) -> None:
-    root, path, whole = one
+def test_a_segment_of_another_file_is_not_replaced(open_index) -> None:
+    root, path, whole = open_index
     target = segment(root)
     target.parent.mkdir(parents=True)
     other = whole[:4] + (999).to_bytes(8, "big") + whole[12:]
@@ -267,9 +267,9 @@ def test_a_segment_of_another_file_is_not_replaced(one) -> None:
     assert target.read_bytes() == other
 
 
-def test_parts_and_another_provider(one, monkeypatch, tmp_path) -> None:
+def test_parts_and_another_provider(open_index, monkeypatch, tmp_path) -> None:
     """A part is only valid until the next: whoever keeps it must copy it."""
-    _, path, whole = one
+    _, path, whole = open_index
     monkeypatch.setattr(compacted_form, "PART_ITEMS", 7)
     for url in (f"memory://compact-{os.getpid()}", f"file://{tmp_path}/behind"):
         metadata = Metadata()
@@ -330,8 +330,8 @@ def test_only_the_rearranged_form(golden, rmqctl, tmp_path) -> None:
     args = ("tiered", "compact", "--file", path, "--out", tmp_path / "new", "-o", "json")
     assert rmqctl(*args, "--dry-run").expect(0).json()["bytes"] == 2584
     assert not (tmp_path / "new").exists()
-    found = json.loads(rmqctl(*args).expect(0).out)
-    assert (found["items"], found["slots"], found["chains_sound"]) == (73, 64, True)
+    document = json.loads(rmqctl(*args).expect(0).out)
+    assert (document["items"], document["slots"], document["chains_sound"]) == (73, 64, True)
     assert (tmp_path / "new").read_bytes() == segments(golden(DONE))[LAST]
     rmqctl(*args).expect(5)
     rmqctl("tiered", "compact", "--file", tmp_path / "new", "--out", tmp_path / "more").expect(3, 6)

@@ -31,27 +31,27 @@ def file_of(data: bytes, slots: int | None, most: int | None = None,
                    status=status, slots=slots, max_items=most)
 
 
-def written(found: form.Compacted) -> bytes:
-    data = b"".join(bytes(one) for one in found.parts())
-    assert len(data) == found.size
+def written(compacted: form.Compacted) -> bytes:
+    data = b"".join(bytes(part) for part in compacted.parts())
+    assert len(data) == compacted.size
     return data
 
 
 def model(draw: random.Random, slots: int, most: int, items: int, keys: int = 1 << 31) -> Model:
-    made = Model(1_000_000, slots, most)
+    model = Model(1_000_000, slots, most)
     for number in range(items):
-        made.put([draw.randrange(keys)], 1, 2, number * 100, 90, 1_000_000 + number)
-    return made
+        model.put([draw.randrange(keys)], 1, 2, number * 100, 90, 1_000_000 + number)
+    return model
 
 
 def test_the_open_golden_file(golden) -> None:
-    (path,) = (one for one in (golden(LIVE) / "tiered_index_file").iterdir() if one.is_file())
+    (path,) = (file for file in (golden(LIVE) / "tiered_index_file").iterdir() if file.is_file())
     expected = (golden(DONE) / INDEX / "fe0d8e0400000000000000016628").read_bytes()
     for slots in (64, None):
         with form.opened(str(path), slots) as file:
-            found = form.compact(file)
-            assert found.sound
-            assert written(found) == expected
+            compacted = form.compact(file)
+            assert compacted.sound
+            assert written(compacted) == expected
 
 
 ENGINE = [(1795228436874, "e10c324491de9314f6085d23511879fd", "f69c77c1c2aa42284574d5fc96a7bf4a"),
@@ -69,18 +69,18 @@ def test_what_the_engines_classes_wrote(tmp_path) -> None:
             unique = f"u{i * i}" if i % 5 else ""
             keys = " ".join(f"k{(i * 7 + j * j) % 40}" for j in range(i % 4)) + " " * (i % 9 == 0)
             keys = "  x" if i % 31 == 0 else keys
-            hashes = [fmt.key_hash("TopicA", one) for one in key_set(unique, keys)]
+            hashes = [fmt.key_hash("TopicA", text) for text in key_set(unique, keys)]
             rows, values, *columns = arrays([(hashes, offset, 200 + i, begin + i * 777 - 60000)])
             feed.put_keys(BatchKeys(rows, values), *columns, 9, i % 3)
             offset += 200 + i
         feed.commit()
         paths = [*feed.full_files(), feed.open_file]
-    found = []
+    index_items = []
     for path in paths:
         with form.opened(path, 64, 180) as file:
-            found.append((int(Path(path).name), _digest(Path(path).read_bytes()),
-                          _digest(written(form.compact(file)))))
-    assert found == ENGINE
+            index_items.append((int(Path(path).name), _digest(Path(path).read_bytes()),
+                                _digest(written(form.compact(file)))))
+    assert index_items == ENGINE
 
 
 def _digest(data: bytes) -> str:
@@ -96,26 +96,26 @@ def test_random_files(monkeypatch, seed, keys, parts) -> None:
     draw = random.Random(seed)
     for _ in range(15):
         slots, most = draw.randrange(1, 80), draw.randrange(2, 300)
-        made = model(draw, slots, most, draw.randrange(most), keys)
-        found = form.compact(file_of(made.data, slots, most))
-        assert found.sound
-        assert written(found) == made.compacted()
+        random_model = model(draw, slots, most, draw.randrange(most), keys)
+        compacted = form.compact(file_of(random_model.data, slots, most))
+        assert compacted.sound
+        assert written(compacted) == random_model.compacted()
 
 
 def test_nothing_becomes_nothing() -> None:
-    found = form.compact(file_of(Model(1000, 8, 32).data, 8))
-    assert (found.size, found.items, list(found.parts())) == (0, 0, [])
+    compacted = form.compact(file_of(Model(1000, 8, 32).data, 8))
+    assert (compacted.size, compacted.items, list(compacted.parts())) == (0, 0, [])
     assert Model(1000, 8, 32).compacted() == b""
 
 
-def damaged(draw: random.Random, made: Model) -> bytes:
+def damaged(draw: random.Random, model: Model) -> bytes:
     """Links and slots that lead somewhere else, in circles, to items that are not counted."""
-    data = bytearray(made.data)
+    data = bytearray(model.data)
     for _ in range(draw.randrange(1, 6)):
-        value = draw.choice([0, -1, draw.randrange(made.most),
-                             min(made.items + 1, made.most - 1)])
-        at = draw.choice([28 + 8 * draw.randrange(made.slots),
-                          28 + 8 * made.slots + 32 * draw.randrange(1, made.most) + 28])
+        value = draw.choice([0, -1, draw.randrange(model.most),
+                             min(model.items + 1, model.most - 1)])
+        at = draw.choice([28 + 8 * draw.randrange(model.slots),
+                          28 + 8 * model.slots + 32 * draw.randrange(1, model.most) + 28])
         struct.pack_into(">i", data, at, value)
     return bytes(data)
 
@@ -125,24 +125,24 @@ def test_broken_chains_are_mended(seed) -> None:
     unsound = 0
     for _ in range(150):
         slots, most = draw.randrange(1, 20), draw.randrange(4, 60)
-        made = model(draw, slots, most, draw.randrange(1, most))
-        mended = made.compacted()
-        made.data[:] = damaged(draw, made)
-        file = file_of(made.data, slots, most)
-        found = form.compact(file)
-        unsound += not found.sound
-        assert written(found) == mended
-        if found.sound:
-            assert made.compacted() == mended
+        random_model = model(draw, slots, most, draw.randrange(1, most))
+        mended = random_model.compacted()
+        random_model.data[:] = damaged(draw, random_model)
+        file = file_of(random_model.data, slots, most)
+        compacted = form.compact(file)
+        unsound += not compacted.sound
+        assert written(compacted) == mended
+        if compacted.sound:
+            assert random_model.compacted() == mended
     assert unsound > 50
 
 
 def test_a_file_that_is_cut_short_while_it_is_read() -> None:
-    made = model(random.Random(1), 4, 10, 5)
+    random_model = model(random.Random(1), 4, 10, 5)
     for end in (30, 28 + 32 + 32 * 3 + 5):
-        short = made.data[:end]
-        file = examine(lambda at, count, data=bytes(made.data): data[at:at + count],
-                       len(made.data), "a file", status="UNSEALED", slots=4)
+        short = random_model.data[:end]
+        file = examine(lambda at, count, data=bytes(random_model.data): data[at:at + count],
+                       len(random_model.data), "a file", status="UNSEALED", slots=4)
         cut = TierIndexFile(file.where, file.size, file.status, file.form, file.header, file.shape,
                             lambda at, count, data=bytes(short): data[at:at + count])
         with pytest.raises(FormatError, match="ends"):
@@ -153,8 +153,8 @@ def test_a_file_that_was_only_made_is_empty(tmp_path) -> None:
     for size in (0, fmt.TieredIndexShape(64, 180).open_size):
         with (tmp_path / "1000").open("wb") as file:
             file.truncate(size)
-        with form.opened(str(tmp_path / "1000")) as one:
-            assert (one.form, form.compact(one).size) == (EMPTY, 0)
+        with form.opened(str(tmp_path / "1000")) as opened:
+            assert (opened.form, form.compact(opened).size) == (EMPTY, 0)
 
 
 def test_a_file_larger_than_any_is_reported_at_once(tmp_path) -> None:
@@ -167,9 +167,9 @@ def test_a_file_larger_than_any_is_reported_at_once(tmp_path) -> None:
 
 
 def test_other_forms_are_refused() -> None:
-    made = model(random.Random(1), 4, 10, 5)
+    random_model = model(random.Random(1), 4, 10, 5)
     with pytest.raises(RefusedError, match="only the open form"):
-        form.compact(file_of(made.compacted(), None, status="UPLOADED"))
+        form.compact(file_of(random_model.compacted(), None, status="UPLOADED"))
     old = OldModel(4, 16)
     old.put(3, 1, 1, 1, 1, 5)
     with pytest.raises(RefusedError, match="only the open form"):
@@ -177,36 +177,37 @@ def test_other_forms_are_refused() -> None:
 
 
 def test_writing_a_file_of_its_own(tmp_path) -> None:
-    made = model(random.Random(1), 4, 10, 5)
-    found = form.compact(file_of(made.data, 4))
-    form.write(found, str(tmp_path / "out"))
-    assert (tmp_path / "out").read_bytes() == made.compacted()
+    random_model = model(random.Random(1), 4, 10, 5)
+    compacted = form.compact(file_of(random_model.data, 4))
+    form.write(compacted, str(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == random_model.compacted()
     with pytest.raises(StoreIOError, match="out"):
-        form.write(found, str(tmp_path / "out"))
-    assert (tmp_path / "out").read_bytes() == made.compacted()
+        form.write(compacted, str(tmp_path / "out"))
+    assert (tmp_path / "out").read_bytes() == random_model.compacted()
     for at in range(20):
         with failing(at) as counter:
             try:
-                form.write(found, str(tmp_path / "other"))
+                form.write(compacted, str(tmp_path / "other"))
             except StoreIOError:
                 assert counter.failed
         if not counter.failed:
             break
         (tmp_path / "other").unlink(missing_ok=True)
-    assert (tmp_path / "other").read_bytes() == made.compacted()
+    assert (tmp_path / "other").read_bytes() == random_model.compacted()
 
 
 def test_any_bytes_give_a_form_or_an_error(seed) -> None:
     draw = random.Random(seed)
     errors = 0
     for _ in range(400):
-        made = model(draw, draw.randrange(1, 12), draw.randrange(2, 40), 0)
-        for number in range(draw.randrange(made.most)):
-            made.put([draw.randrange(99)], 1, 2, number, 90, 1_000_000)
+        random_model = model(draw, draw.randrange(1, 12), draw.randrange(2, 40), 0)
+        for number in range(draw.randrange(random_model.most)):
+            random_model.put([draw.randrange(99)], 1, 2, number, 90, 1_000_000)
         for _ in range(draw.randrange(1, 8)):
-            made.data[draw.randrange(len(made.data))] = draw.randrange(256)
-        data = made.data[:draw.choice([len(made.data), draw.randrange(len(made.data))])]
-        for slots in (None, made.slots):
+            random_model.data[draw.randrange(len(random_model.data))] = draw.randrange(256)
+        data = random_model.data[:draw.choice([len(random_model.data),
+                                               draw.randrange(len(random_model.data))])]
+        for slots in (None, random_model.slots):
             try:
                 file = file_of(data, slots)
                 written(form.compact(file))
@@ -223,10 +224,10 @@ def test_any_bytes_give_a_form_or_an_error(seed) -> None:
 @given(st.integers(1, 300), st.integers(9, 400), st.data())
 def test_a_file_tells_its_shape(slots, most, data) -> None:
     draw = random.Random(data.draw(st.integers(0, 1 << 32)))
-    made = model(draw, slots, most, data.draw(st.integers(8, most - 1)))
-    assert file_of(made.data, None).shape == (slots, most, False)
-    assert file_of(made.data, None, most).shape == (slots, most, False)
-    assert file_of(made.data, slots).shape == (slots, most, False)
+    random_model = model(draw, slots, most, data.draw(st.integers(8, most - 1)))
+    assert file_of(random_model.data, None).shape == (slots, most, False)
+    assert file_of(random_model.data, None, most).shape == (slots, most, False)
+    assert file_of(random_model.data, slots).shape == (slots, most, False)
 
 
 def test_a_file_without_items_needs_its_slots() -> None:
@@ -242,24 +243,24 @@ def test_a_file_without_items_needs_its_slots() -> None:
 @pytest.mark.parametrize("share", [0, 0.5, 1])
 def test_files_of_an_old_broker(slots, most, share, seed) -> None:
     draw = random.Random(seed)
-    made = OldModel(slots, most)
+    old_model = OldModel(slots, most)
     put: dict[int, list[int]] = {}
     for number in range(int(most * share)):
-        one = draw.choice([draw.randrange(1 << 31), 5])
-        made.put(one, 1, 2, number, 90, 2000 + number * 7)
-        put.setdefault(one, []).insert(0, number)
-    assert made.sealed == (share == 1)
-    for status, data in (("UNSEALED", bytes(made.data)), ("UPLOADED", made.compacted())):
+        index_item = draw.choice([draw.randrange(1 << 31), 5])
+        old_model.put(index_item, 1, 2, number, 90, 2000 + number * 7)
+        put.setdefault(index_item, []).insert(0, number)
+    assert old_model.sealed == (share == 1)
+    for status, data in (("UNSEALED", bytes(old_model.data)), ("UPLOADED", old_model.compacted())):
         file = file_of(data, slots if status == "UNSEALED" else None, status=status)
         assert file.shape.old or not put
         assert file.shape.slots == slots
-        assert file.items == len([one for ones in put.values() for one in ones])
+        assert file.items == len([item for ones in put.values() for item in ones])
         if status == "UNSEALED":
             assert (file.form, file.shape, file.size) == (
                 OPEN, (slots, most, True), 44 + 8 * slots + 32 * most)
             assert file_of(data, None, most).shape == file.shape
-        for one, numbers in put.items():
-            chain = list(file.chain(one))
+        for index_item, numbers in put.items():
+            chain = list(file.chain(index_item))
             assert [item.commit_log_offset for item in chain] == numbers
             assert [file.timestamp + item.time_diff for item in chain] == [
                 2000 + n * 7 for n in numbers]

@@ -111,8 +111,8 @@ def test_one_topic(rmqctl, store, root):
     dispatched(rmqctl, store, root)
     assert len(assert_consistent(store, root)) == 6
     assert index_items(store, root) == wanted_items(store, root)
-    said = rmqctl("tiered", "dispatch", store, root, "--topic", "nope").expect(2).err
-    assert "no topic nope" in said
+    stderr = rmqctl("tiered", "dispatch", store, root, "--topic", "nope").expect(2).err
+    assert "no topic nope" in stderr
 
 
 def test_topics_of_the_broker_never_go_up(rmqctl, tmp_path, root):
@@ -120,8 +120,8 @@ def test_topics_of_the_broker_never_go_up(rmqctl, tmp_path, root):
                         topics=("T0", "SCHEDULE_TOPIC_XXXX", "rmq_sys_x", "broker-a", "%RETRY%g"))
     done = dispatched(rmqctl, store, root)
     assert {topic for topic, _ in statuses(done)} == {"T0", "%RETRY%g"}
-    said = rmqctl("tiered", "dispatch", store, root, "--topic", "rmq_sys_x").expect(2).err
-    assert "never tiered" in said
+    stderr = rmqctl("tiered", "dispatch", store, root, "--topic", "rmq_sys_x").expect(2).err
+    assert "never tiered" in stderr
 
 
 def test_the_start_of_a_queue(rmqctl, store, root, tmp_path):
@@ -129,11 +129,11 @@ def test_the_start_of_a_queue(rmqctl, store, root, tmp_path):
     at = WHEN + 60_500
     done = dispatched(rmqctl, store, root, "--start", str(at))
     with Store.open(store) as local:
-        for one in done["queues"]:
-            queue = local.queue(one["topic"], one["queue_id"])
+        for flat_queue in done["queues"]:
+            queue = local.queue(flat_queue["topic"], flat_queue["queue_id"])
             times = [local.log.record_at(int(unit["physical_offset"])).store_timestamp
                      for unit in queue.units(0, 20)]
-            assert one["from"] == sum(time < at for time in times)
+            assert flat_queue["from"] == sum(time < at for time in times)
     assert_consistent(store, root)
     other = tmp_path / "other"
     home = ("--metadata", str(tmp_path / "home" / METADATA))
@@ -146,7 +146,7 @@ def test_the_start_of_a_queue(rmqctl, store, root, tmp_path):
     put(rmqctl, store, COUNT, 12)
     done = dispatched(rmqctl, store, tmp_path / "third", "--metadata",
                       tmp_path / "home3" / METADATA)
-    assert [(one["from"], one["to"]) for one in done["queues"]] == [(20, 22)] * 6
+    assert [(queue["from"], queue["to"]) for queue in done["queues"]] == [(20, 22)] * 6
 
 
 def test_only_what_is_due(rmqctl, store, root):
@@ -156,10 +156,10 @@ def test_only_what_is_due(rmqctl, store, root):
     assert (done["messages"], set(statuses(done).values())) == (0, {"waiting"})
     done = dispatched(rmqctl, store, root, *quiet, "--group-commit-count", "8")
     # 20 wait: rounds of 8 are due while more than 8 wait.
-    assert {(one["to"], one["status"]) for one in done["queues"]} == {(16, "waiting")}
+    assert {(queue["to"], queue["status"]) for queue in done["queues"]} == {(16, "waiting")}
     late = ("--only-due", "--now", str(WHEN + 200_000))
     done = dispatched(rmqctl, store, root, *late)
-    assert {(one["from"], one["to"], one["status"]) for one in done["queues"]} == {
+    assert {(queue["from"], queue["to"], queue["status"]) for queue in done["queues"]} == {
         (16, 20, "uploaded")}
     assert_consistent(store, root)
 
@@ -172,7 +172,7 @@ def test_an_old_segment_is_ended_before_a_round(rmqctl, store, root):
     assert_metadata(store, root)
     with opened(store, root) as tier:
         for queue in tier.queues():
-            sizes = [one.size for one in queue.commit_log.segments]
+            sizes = [segment.size for segment in queue.commit_log.segments]
             assert len(sizes) > 2
             assert all(size >= 1000 for size in sizes[:-1])
 
@@ -185,10 +185,10 @@ def test_a_message_that_fits_in_no_segment_stops_its_queue(rmqctl, tmp_path, roo
     rmqctl("append", store, source, "--as-recorded").expect(0)
     put(rmqctl, store, 13, 12)
     done = dispatched(rmqctl, store, root, *SMALL, code=1)
-    found = statuses(done)
-    assert found.pop(("T0", 0)) == "stopped"
-    assert set(found.values()) == {"uploaded"}
-    reason = next(one["reason"] for one in done["queues"] if one["reason"])
+    status_by_name = statuses(done)
+    assert status_by_name.pop(("T0", 0)) == "stopped"
+    assert set(status_by_name.values()) == {"uploaded"}
+    reason = next(queue["reason"] for queue in done["queues"] if queue["reason"])
     assert reason.startswith("queue offset 2: the message has 51")
     assert assert_consistent(store, root)["T0", 0] == (0, 2)
     done = dispatched(rmqctl, store, root, "--commitlog-max-size", "1MiB")
@@ -231,10 +231,10 @@ def test_a_damaged_message_ends_its_queue_there(rmqctl, store, root, at, data, w
         dispatched(rmqctl, store, root, *SMALL)
         return
     done = dispatched(rmqctl, store, root, *SMALL, code=1)
-    found = statuses(done)
-    assert found.pop(("T1", 1)) == "stopped"
-    assert set(found.values()) == {"uploaded"}
-    reason = next(one["reason"] for one in done["queues"] if one["reason"])
+    status_by_name = statuses(done)
+    assert status_by_name.pop(("T1", 1)) == "stopped"
+    assert set(status_by_name.values()) == {"uploaded"}
+    reason = next(queue["reason"] for queue in done["queues"] if queue["reason"])
     assert f"queue offset 7: physical offset {unit.physical_offset}: " in reason
     assert word in reason
     assert assert_consistent(store, root)["T1", 1] == (0, 7)
@@ -253,9 +253,9 @@ def test_a_damaged_row_ends_its_queue_there(rmqctl, store, root, row):
     data[20 * 5:20 * 6] = consume_queue.build(row)
     path.write_bytes(data)
     done = dispatched(rmqctl, store, root, code=1)
-    found = statuses(done)
-    assert found.pop(("T2", 0)) == "stopped"
-    assert set(found.values()) == {"uploaded"}
+    status_by_name = statuses(done)
+    assert status_by_name.pop(("T2", 0)) == "stopped"
+    assert set(status_by_name.values()) == {"uploaded"}
     with opened(store, root) as tier:
         assert tier.queue("T2", 0).commit_offset == 5
 
@@ -267,8 +267,8 @@ def test_a_log_file_that_is_missing(rmqctl, tmp_path, root):
     files[1].unlink()
     done = dispatched(rmqctl, store, root, code=1)
     assert set(statuses(done).values()) == {"stopped"}
-    assert all("in a missing file" in one["reason"] or "queue offset" in one["reason"]
-               for one in done["queues"])
+    assert all("in a missing file" in queue["reason"] or "queue offset" in queue["reason"]
+               for queue in done["queues"])
 
 
 # -- a tier and a store that do not fit -----------------------------------------------------------
@@ -311,15 +311,15 @@ def test_a_tier_that_is_ahead_is_left_alone(rmqctl, store, root, tmp_path):
 def test_a_tier_with_metadata_elsewhere_needs_its_name(rmqctl, store, tmp_path):
     root = tmp_path / "home" / "tier"
     dispatched(rmqctl, store, root, "--metadata", tmp_path / "home" / METADATA)
-    said = rmqctl("tiered", "dispatch", store, root).expect(2).err
-    assert "--metadata" in said
+    stderr = rmqctl("tiered", "dispatch", store, root).expect(2).err
+    assert "--metadata" in stderr
 
 
 def test_metadata_that_cannot_be_read_is_not_replaced(rmqctl, store, root):
     dispatched(rmqctl, store, root)
     (store / METADATA).write_bytes(b"{broken")
-    said = rmqctl("tiered", "dispatch", store, root).expect(6).err
-    assert "tiered recover" in said
+    stderr = rmqctl("tiered", "dispatch", store, root).expect(6).err
+    assert "tiered recover" in stderr
     assert (store / METADATA).read_bytes() == b"{broken"
 
 
@@ -330,8 +330,8 @@ def test_a_store_named_twice_has_its_tier_inside(rmqctl, store):
 
 
 def test_who_the_broker_is(rmqctl, store, root):
-    said = rmqctl("tiered", "dispatch", store, root).expect(2).err
-    assert "--broker" in said
+    stderr = rmqctl("tiered", "dispatch", store, root).expect(2).err
+    assert "--broker" in stderr
     assert not root.exists()
     dispatched(rmqctl, store, root)
     assert rmqctl("tiered", "dispatch", store, root, "-o", "json").expect(0).json()[
@@ -410,10 +410,10 @@ def test_the_index_catches_up_after_runs_without_it(rmqctl, store, root):
     dispatched(rmqctl, store, root, "--topic", "T0", "--no-index")
     assert not os.path.exists(store / "tiered_index_file")
     dispatched(rmqctl, store, root)
-    found, wanted = index_items(store, root), wanted_items(store, root)
-    assert set(found.values()) == {1}
-    assert {key for key in wanted if key not in found} == {key for key in wanted
-                                                           if key[1] == "T0"}
+    counts, wanted = index_items(store, root), wanted_items(store, root)
+    assert set(counts.values()) == {1}
+    assert {key for key in wanted if key not in counts} == {key for key in wanted
+                                                            if key[1] == "T0"}
     put(rmqctl, store, COUNT, 30)
     dispatched(rmqctl, store, root, "--no-index", "--topic", "T1")
     done = rmqctl("tiered", "dispatch", store, root)

@@ -115,8 +115,8 @@ def test_fillers_are_counted_in_the_tier(tmp_path: Path) -> None:
             log.write(bytes(88))
     cli.run("recover", store, "--apply", "--yes", "--correct", "off").expect(1)
     dispatched(cli.run, store, tmp_path / "tier", *SMALL)
-    said = cli.run("tiered", "verify", tmp_path / "tier", "--metadata", store / METADATA)
-    assert "3 (fillers for lost messages" in said.out
+    result = cli.run("tiered", "verify", tmp_path / "tier", "--metadata", store / METADATA)
+    assert "3 (fillers for lost messages" in result.out
     cover = cli.run("tiered", "verify", tmp_path / "tier", "--metadata", store / METADATA, "-o",
                     "json").json()["coverage"]
     local = cli.run("verify", store, "-o", "json").json()["coverage"]

@@ -19,7 +19,7 @@ from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
 from tests.support.golden import all_sets
 from tests.tiered.dispatching import METADATA, assert_consistent, segments
 
-SETS = [each for each in all_sets() if each.kind.startswith("tiered")]
+SETS = [golden_set for golden_set in all_sets() if golden_set.kind.startswith("tiered")]
 OPTIONS = {"--commitlog-max-size": "tieredStoreCommitLogMaxSize",
            "--consumequeue-max-size": "tieredStoreConsumeQueueMaxSize",
            "--index-slots": "tieredStoreIndexFileMaxHashSlotNum",
@@ -32,13 +32,13 @@ def options_of(config: dict[str, str]) -> list[str]:
             for word in (name, config[key])]
 
 
-@pytest.fixture(params=SETS, ids=lambda each: each.id)
+@pytest.fixture(params=SETS, ids=lambda golden_store: golden_store.id)
 def stripped(request, golden, golden_copy) -> tuple[Path, Path, list[str]]:
     """(a golden store without its tier, what the engine made of it, the options for it)."""
-    each = request.param
-    config = each_config(golden(each.id))
-    store = golden_copy(f"{each.id}/store")
-    engine = golden(f"{each.id}/store")
+    param = request.param
+    config = each_config(golden(param.id))
+    store = golden_copy(f"{param.id}/store")
+    engine = golden(f"{param.id}/store")
     shutil.rmtree(store / "tieredstore")
     shutil.rmtree(store / "tiered_index_file", ignore_errors=True)
     for name in (METADATA, f"{METADATA}.bak"):
@@ -47,8 +47,8 @@ def stripped(request, golden, golden_copy) -> tuple[Path, Path, list[str]]:
 
 
 def each_config(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads((folder / "expect.json").read_text())["config"]
-    return found
+    config: dict[str, str] = json.loads((folder / "expect.json").read_text())["config"]
+    return config
 
 
 def test_segments_are_those_of_the_engine(stripped, rmqctl, tmp_path):
@@ -66,15 +66,16 @@ def test_metadata_is_that_of_the_engine_but_for_clocks(stripped, rmqctl, tmp_pat
     rmqctl("tiered", "dispatch", store, tmp_path / "tier", *options, "--no-index").expect(0)
     ours, theirs = (meta.parse((root / METADATA).read_bytes()) for root in (store, engine))
 
-    def timeless(found: meta.Metadata, kind: str) -> dict[str, Any]:
-        return {path: {base: replace(one, create_timestamp=0) for base, one in table.items()}
-                for path, table in found.segments[kind].items()}
+    def timeless(metadata: meta.Metadata, kind: str) -> dict[str, Any]:
+        return {path: {base: replace(segment, create_timestamp=0)
+                       for base, segment in table.items()}
+                for path, table in metadata.segments[kind].items()}
 
     for kind in (COMMIT_LOG, CONSUME_QUEUE):
         assert timeless(ours, kind) == timeless(theirs, kind)
     ours_queues, theirs_queues = (
-        [{topic: {number: replace(one, update_timestamp=0) for number, one in table.items()}
-          for topic, table in found.queues.items()}] for found in (ours, theirs))
+        [{topic: {number: replace(segment, update_timestamp=0) for number, segment in table.items()}
+          for topic, table in metadata.queues.items()}] for metadata in (ours, theirs))
     assert ours_queues == theirs_queues
     assert set(ours.topics) == set(theirs.topics)
     assert ours.serial == theirs.serial
@@ -86,19 +87,19 @@ def test_metadata_is_that_of_the_engine_but_for_clocks(stripped, rmqctl, tmp_pat
 
 def items(root: Path, metadata: Path) -> Counter[tuple[Any, ...]]:
     """All items of the uploaded index files, with the topics' names for their ids."""
-    found: Counter[tuple[Any, ...]] = Counter()
+    counts: Counter[tuple[Any, ...]] = Counter()
     with Tier.open(str(root), str(metadata)) as tier:
         with LocalIndex(tier.local_index_folder, 64) as local:
-            assert sum(one.items for one in local.files) == 0
+            assert sum(file.items for file in local.files) == 0
         for _, flat in tier.indexes():
-            for one in uploaded(flat):
-                assert isinstance(one, TierIndexFile)
-                for _, rows in one.blocks():
+            for file in uploaded(flat):
+                assert isinstance(file, TierIndexFile)
+                for _, rows in file.blocks():
                     for row in rows:
-                        found[int(row["key_hash"]), tier.metadata.topic_of(int(row["topic_id"])),
-                              int(row["queue_id"]), int(row["commit_log_offset"]),
-                              int(row["size"])] += 1
-    return found
+                        counts[int(row["key_hash"]), tier.metadata.topic_of(int(row["topic_id"])),
+                               int(row["queue_id"]), int(row["commit_log_offset"]),
+                               int(row["size"])] += 1
+    return counts
 
 
 def test_the_index_has_the_items_of_the_engine(stripped, rmqctl, tmp_path):
@@ -110,22 +111,22 @@ def test_the_index_has_the_items_of_the_engine(stripped, rmqctl, tmp_path):
     assert items(root, store / METADATA) == theirs
     assert theirs
     with Tier.open(str(root), str(store / METADATA)) as tier:
-        known = next(iter(tier.metadata.segments[INDEX].values()))
+        segments = next(iter(tier.metadata.segments[INDEX].values()))
         flat = next(flat for _, flat in tier.indexes())
-        assert [(one.base_offset, one.size) for one in sorted(
-            known.values(), key=lambda one: one.base_offset)] == [
-                (one.base, one.size) for one in flat.segments]
+        assert [(segment.base_offset, segment.size) for segment in sorted(
+            segments.values(), key=lambda segment: segment.base_offset)] == [
+                (segment.base, segment.size) for segment in flat.segments]
 
 
 def test_a_tier_of_the_engine_is_continued(golden_copy, golden, rmqctl, tmp_path):
     """Nothing is left to do; the metadata is what the engine's was."""
-    for each in SETS:
-        store = golden_copy(f"{each.id}/store")
-        options = options_of(each_config(golden(each.id)))
+    for golden_set in SETS:
+        store = golden_copy(f"{golden_set.id}/store")
+        options = options_of(each_config(golden(golden_set.id)))
         before = (store / METADATA).read_bytes()
         done = rmqctl("tiered", "dispatch", store, store / "tieredstore", *options[:8], "-o",
                       "json").expect(0).json()
-        assert {one["status"] for one in done["queues"]} == {"up to date"}
+        assert {queue["status"] for queue in done["queues"]} == {"up to date"}
         assert (store / METADATA).read_bytes() == before
         assert segments(store / "tieredstore") == segments(
-            golden(f"{each.id}/store") / "tieredstore")
+            golden(f"{golden_set.id}/store") / "tieredstore")

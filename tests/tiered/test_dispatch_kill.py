@@ -143,10 +143,10 @@ def killed_and_compacted(place: Place, crasher: Crasher, at: int) -> bool:
     crasher.run(*args(store), at=at, folder=place.folder)
     waits = False
     if segments(store / "tier") and (store / METADATA).exists():
-        found = cli.run("tiered", "compact", store / "tier", "--metadata", store / METADATA,
-                        "--cluster", "DefaultCluster", *BROKER, "--index-slots", "16",
-                        "--index-max", "40").expect(0)
-        waits = "was interrupted" in found.err
+        result = cli.run("tiered", "compact", store / "tier", "--metadata", store / METADATA,
+                         "--cluster", "DefaultCluster", *BROKER, "--index-slots", "16",
+                         "--index-max", "40").expect(0)
+        waits = "was interrupted" in result.err
     assert_completed(store, place.wanted)
     return waits
 

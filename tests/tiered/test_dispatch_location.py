@@ -20,8 +20,8 @@ def store(golden_copy: GoldenFolder) -> Path:
 
 
 def _bytes(root: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(root)): one.read_bytes()
-            for one in sorted(root.rglob("*")) if one.is_file()}
+    return {str(path.relative_to(root)): path.read_bytes()
+            for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["with its own", "its own is elsewhere"])
@@ -47,8 +47,8 @@ def test_a_second_tier_that_was_begun_is_known_again(rmqctl: Runner, store: Path
     before = _bytes(store)
     second = tmp_path / "second"
     rmqctl("tiered", "dispatch", str(store), str(second), "--no-index").expect(0)
-    for one in (second / "config").iterdir():
-        one.unlink()
+    for path in (second / "config").iterdir():
+        path.unlink()
     assert rmqctl("tiered", "dispatch", str(store), str(second), "--no-index", "--broker",
                   "broker-a").code in (0, 6)
     assert _bytes(store) == before
@@ -77,10 +77,10 @@ def test_a_broker_that_is_not_there_is_said(rmqctl: Runner, store: Path,
 
 
 def test_the_kinds_of_bytes_add_up_as_in_verify(rmqctl: Runner, store: Path) -> None:
-    found = rmqctl("tiered", "verify", str(store), "-o", "json").expect(0).json()
+    answer = rmqctl("tiered", "verify", str(store), "-o", "json").expect(0).json()
     local = rmqctl("verify", str(store), "--only", "commitlog,consumequeue,index", "-o",
                    "json").expect(0).json()
-    cover = found["coverage"]
+    cover = answer["coverage"]
     assert set(local["coverage"]) - {"index_entries", "messages_lost_in_repairs",
                                      "tiered"} <= set(cover)
     assert cover["bytes_total"] == sum(cover[f"bytes_{kind}"] for kind in (

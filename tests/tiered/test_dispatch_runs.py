@@ -124,8 +124,8 @@ def test_times_are_the_messages_own(tmp_path, root):
     cli.run("append", store, source, "--as-recorded").expect(0)
     dispatched(cli.run, store, root, "--verify-after")
     assert_consistent(store, root)
-    found = meta.parse((store / METADATA).read_bytes())
-    entry = found.segments["COMMIT_LOG"]["broker-a/T0/0"][0]
+    metadata = meta.parse((store / METADATA).read_bytes())
+    entry = metadata.segments["COMMIT_LOG"]["broker-a/T0/0"][0]
     assert (entry.begin_timestamp, entry.end_timestamp) == (WHEN, WHEN + 4000)
 
 
@@ -168,9 +168,9 @@ def test_an_engine_tier_is_fed_on(golden_copy):
     assert_consistent(live, root)
     with opened(live, root) as tier:
         assert tier.metadata.topics["TP_new"].topic_id == serial + 1
-    found, wanted = index_items(live, root, 64, 180), wanted_items(live, root)
-    assert not wanted - found
-    assert not found - wanted
+    counts, wanted = index_items(live, root, 64, 180), wanted_items(live, root)
+    assert not wanted - counts
+    assert not counts - wanted
 
 
 @given(st.lists(st.lists(st.integers(91, 700), max_size=12), max_size=6), st.integers(1, 5),
@@ -178,17 +178,17 @@ def test_an_engine_tier_is_fed_on(golden_copy):
 def test_rounds_are_those_of_a_plain_loop(pieces, most, limit):
     """However the messages come in pieces."""
     rounds = CommitGroups(TierSettings(group_commit_count=most, group_commit_size=limit))
-    found, before = [], 0
+    counts, before = [], 0
     for piece in pieces:
-        found += [before + at for at in rounds.starts(np.array(piece, np.int64))]
+        counts += [before + at for at in rounds.starts(np.array(piece, np.int64))]
         before += len(piece)
     wanted, count, size = [], 0, 0
-    for number, one in enumerate(one for piece in pieces for one in piece):
-        if not number or count == most or size + one >= limit:
+    for number, item in enumerate(value for piece in pieces for value in piece):
+        if not number or count == most or size + item >= limit:
             wanted.append(number)
             count = size = 0
-        count, size = count + 1, size + one
-    assert found == wanted
+        count, size = count + 1, size + item
+    assert counts == wanted
 
 
 def test_a_broker_finds_every_key_of_what_its_store_has_no_more(rmqctl, tmp_path):
@@ -200,11 +200,11 @@ def test_a_broker_finds_every_key_of_what_its_store_has_no_more(rmqctl, tmp_path
     assert first != last
     first.unlink()
     for number in range(60):
-        found = rmqctl("tiered", "query", "key", root, "--metadata", store / METADATA, "--local",
-                       store, "--topic", TOPICS[number % 3], "--key", f"k{number}",
-                       "--as-broker", "--index-slots", "16", "--index-max", "40",
-                       "-o", "json").expect(0)
-        assert {f"k{number}" in one["keys"] for one in found.json()} == {True}
+        result = rmqctl("tiered", "query", "key", root, "--metadata", store / METADATA, "--local",
+                        store, "--topic", TOPICS[number % 3], "--key", f"k{number}",
+                        "--as-broker", "--index-slots", "16", "--index-max", "40",
+                        "-o", "json").expect(0)
+        assert {f"k{number}" in message["keys"] for message in result.json()} == {True}
     with opened(store, root) as tier:
         for _, flat in tier.indexes():
             for file in uploaded(flat):

@@ -15,8 +15,8 @@ from tests.tiered.verifying import Small
 
 def test_every_golden_file(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden("5.3.3/tiered/store-live")
-    files = [one for one in sorted((root / "tieredstore").rglob("*")) if one.is_file()]
-    files += [one for one in (root / "tiered_index_file").iterdir() if one.is_file()]
+    files = [path for path in sorted((root / "tieredstore").rglob("*")) if path.is_file()]
+    files += [path for path in (root / "tiered_index_file").iterdir() if path.is_file()]
     files.append(root / "config/tieredStoreMetadata.json")
     units = messages = 0
     for path in files:
@@ -34,21 +34,21 @@ def test_every_golden_file(golden: GoldenFolder, rmqctl: Runner) -> None:
 def test_units_have_their_queue_offsets(golden: GoldenFolder, rmqctl: Runner) -> None:
     folder = golden("5.3.3/tiered")
     expect = json.loads((folder / "expect.json").read_text())["extra"]["flatFiles"]
-    for one in expect:
-        found = []
-        for segment in one["consumeQueueSegments"]:
+    for entry in expect:
+        answer = []
+        for segment in entry["consumeQueueSegments"]:
             path, = (folder / "store/tieredstore").glob(
-                f"*/*/{one['topic']}/{one['queueId']}/CONSUME_QUEUE/{segment['fileName']}")
-            found += rmqctl("tiered", "dump", path, "-o", "json").json()
+                f"*/*/{entry['topic']}/{entry['queueId']}/CONSUME_QUEUE/{segment['fileName']}")
+            answer += rmqctl("tiered", "dump", path, "-o", "json").json()
         assert [[row["queue_offset"], row["commit_log_offset"], row["size"], row["tags_code"]]
-                for row in found] == [each[:4] for each in one["messages"]]
+                for row in answer] == [message[:4] for message in entry["messages"]]
 
 
 def test_items_of_both_forms(tmp_path: Path, rmqctl: Runner) -> None:
     queue, index = Queue(), Index(T0 + 2500, slots=9, max_items=30)
     for number in range(8):
-        one = queue.put(KEYS=f"k{number % 3}")
-        index.add(one, f"k{number % 3}")
+        message = queue.put(KEYS=f"k{number % 3}")
+        index.add(message, f"k{number % 3}")
     for name, raw, form in (("a", index.compacted(), "compacted"), ("b", index.open_form(),
                                                                     "open")):
         path = tmp_path / name
@@ -78,12 +78,12 @@ def test_codas(tmp_path: Path, rmqctl: Runner) -> None:
     assert rows[1]["max_store_timestamp"] == T0
     assert rows[1]["magic"] == "cbd43194"
     fields = rmqctl("tiered", "dump", path, "--hex", "-o", "json").json()[1]["fields"]
-    assert [one["name"] for one in fields] == ["size", "magic", "max_store_timestamp"]
+    assert [attribute["name"] for attribute in fields] == ["size", "magic", "max_store_timestamp"]
 
 
 def test_metadata_entries(tier: Small, rmqctl: Runner) -> None:
     rows = rmqctl("tiered", "dump", tier.metadata_path, "-o", "json").expect(0).json()
-    count = sum(len(one.logs) + len(one.units) for one in tier.queues) + 1
+    count = sum(len(queue.logs) + len(queue.units) for queue in tier.queues) + 1
     assert sum(row["type"] == "segment" for row in rows) == count
     assert [row["topic"] for row in rows if row["type"] == "topic"] == ["orders", "帐单"]
     value = json.loads(tier.metadata_path.read_text())

@@ -25,9 +25,9 @@ NOWS = [FIRST, 1795233827779, 1795233827780, 1795233840000, 1795233866668, 17952
 
 @pytest.fixture(scope="module")
 def flat_files(golden: GoldenFolder) -> list[Any]:
-    found: list[Any] = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())[
+    flat_files: list[Any] = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())[
         "extra"]["flatFiles"]
-    return found
+    return flat_files
 
 
 def expire(root: Path, now: int, *options: str, older: str = "0s", apply: bool = False) -> Any:
@@ -37,39 +37,39 @@ def expire(root: Path, now: int, *options: str, older: str = "0s", apply: bool =
 
 
 def gone(plan: Any) -> set[str]:
-    return {f"tieredstore/{one['target']}" for one in plan["actions"]
-            if one["action"] == "move aside"}
+    return {f"tieredstore/{action['target']}" for action in plan["actions"]
+            if action["action"] == "move aside"}
 
 
 def wanted(flat_files: list[Any], limit: int, topic: str | None = None) -> set[str]:
     """Whole segments from the head, the last one stays; units as far as all they lead to goes."""
-    found = set()
-    for one in flat_files:
-        if topic not in (None, one["topic"]):
+    places = set()
+    for flat_file in flat_files:
+        if topic not in (None, flat_file["topic"]):
             continue
         start = 0
-        for segment in one["commitLogSegments"][:-1]:
+        for segment in flat_file["commitLogSegments"][:-1]:
             if segment["maxTimestamp"] >= limit:
                 break
-            found.add(recovering.place(one["topic"], one["queueId"], "COMMIT_LOG",
+            places.add(recovering.place(flat_file["topic"], flat_file["queueId"], "COMMIT_LOG",
                                     segment["baseOffset"]))
             start = segment["baseOffset"] + segment["size"]
-        for segment in one["consumeQueueSegments"][:-1]:
+        for segment in flat_file["consumeQueueSegments"][:-1]:
             end = (segment["baseOffset"] + segment["size"]) // 20
-            if one["messages"][end - 1][1] >= start:
+            if flat_file["messages"][end - 1][1] >= start:
                 break
-            found.add(recovering.place(one["topic"], one["queueId"], "CONSUME_QUEUE",
+            places.add(recovering.place(flat_file["topic"], flat_file["queueId"], "CONSUME_QUEUE",
                                     segment["baseOffset"]))
-    return found
+    return places
 
 
 @pytest.mark.parametrize("now", NOWS)
 def test_queues(root, flat_files, now):
     plan = expire(root, now)
-    found = {one for one in gone(plan) if "INDEX" not in one}
-    assert found == wanted(flat_files, now)
+    files = {file for file in gone(plan) if "INDEX" not in file}
+    assert files == wanted(flat_files, now)
     ends = {0: 1795233831622, 5524: 1795233871103, 11076: 1795233897296}
-    assert {one for one in gone(plan) if "INDEX" in one} == {
+    assert {file for file in gone(plan) if "INDEX" in file} == {
         f"{recovering.INDEX}/{recovering.name_of(base)}" for base, end in ends.items() if end < now}
 
 
@@ -80,26 +80,26 @@ def test_applied(root, flat_files):
     assert plan["applied"]
     now = recovering.content(root)
     assert recovering.changed(before, now) == gone(plan) | {recovering.METADATA}
-    assert all(one not in now for one in gone(plan))
+    assert all(file not in now for file in gone(plan))
     left = recovering.messages(root)
     assert sum(map(len, all_messages.values())) - sum(map(len, left.values())) == plan[
         "messages_expired"] == 177
     for name, rows in left.items():
         assert rows == all_messages[name][-len(rows):]
-    for one in plan["queues"]:
-        rows = left[one["topic"], one["queue_id"]]
-        assert rows[0][0] == one["min_offset"]
-    found, was = (meta.parse(data[recovering.METADATA]) for data in (now, before))
+    for queue in plan["queues"]:
+        rows = left[queue["topic"], queue["queue_id"]]
+        assert rows[0][0] == queue["min_offset"]
+    metadata, was = (meta.parse(data[recovering.METADATA]) for data in (now, before))
     count = 0
     for kind, table in was.segments.items():
         for path, entries in table.items():
-            for base, one in entries.items():
-                kept = found.segments[kind].get(path, {}).get(base)
-                assert kept in (None, one)
+            for base, queue in entries.items():
+                kept = metadata.segments[kind].get(path, {}).get(base)
+                assert kept in (None, queue)
                 count += kept is None
     assert count == len(gone(plan))
-    assert found.topics == was.topics
-    assert found.queues == was.queues
+    assert metadata.topics == was.topics
+    assert metadata.queues == was.queues
     assert expire(root, 1795233890000)["actions"] == []
     assert recovering.recover(root, apply=False)["actions"] == []
     recovering.undo(root)
@@ -124,17 +124,18 @@ def test_age(root):
 
 def test_reserve_time_of_a_topic(root, flat_files):
     """Its own wins, longer or shorter; index files go by the common age."""
-    def change(found: meta.Metadata) -> None:
-        found.topics["TP_user_Topic"] = replace(found.topics["TP_user_Topic"], reserve_time=100)
-        found.topics["TP_pay_Event5"] = replace(found.topics["TP_pay_Event5"], reserve_time=1)
+    def change(metadata: meta.Metadata) -> None:
+        metadata.topics["TP_user_Topic"] = replace(metadata.topics["TP_user_Topic"],
+                                                   reserve_time=100)
+        metadata.topics["TP_pay_Event5"] = replace(metadata.topics["TP_pay_Event5"], reserve_time=1)
 
     recovering.change_metadata(root, change)
     plan = expire(root, LAST + 50 * HOUR, older="72h")
     assert gone(plan) == wanted(flat_files, LAST + 1, "TP_pay_Event5")
     plan = expire(root, LAST + 80 * HOUR, older="72h")
-    assert {one for one in gone(plan) if "INDEX" not in one} == wanted(
+    assert {file for file in gone(plan) if "INDEX" not in file} == wanted(
         flat_files, LAST + 1, "TP_pay_Event5")
-    assert sum("INDEX" in one for one in gone(plan)) == 3
+    assert sum("INDEX" in file for file in gone(plan)) == 3
 
 
 def test_one_topic(root, flat_files):
@@ -159,26 +160,26 @@ def test_a_segment_without_times(root, flat_files):
     """A broker deletes what metadata has no times for; here its messages are asked."""
     path = "broker-a/TP_user_Topic/0"
 
-    def change(found: meta.Metadata) -> None:
-        table = found.segments["COMMIT_LOG"][path]
+    def change(metadata: meta.Metadata) -> None:
+        table = metadata.segments["COMMIT_LOG"][path]
         table[0] = replace(table[0], begin_timestamp=NEVER, end_timestamp=NEVER)
 
     recovering.change_metadata(root, change)
-    assert {one for one in gone(expire(root, 1795233827779)) if "INDEX" not in one} == wanted(
+    assert {file for file in gone(expire(root, 1795233827779)) if "INDEX" not in file} == wanted(
         flat_files, 1795233827779)
-    assert {one for one in gone(expire(root, 1795233827780)) if "INDEX" not in one} == wanted(
+    assert {file for file in gone(expire(root, 1795233827780)) if "INDEX" not in file} == wanted(
         flat_files, 1795233827780)
 
 
 def test_times_that_are_too_small(root, flat_files):
     """The messages themselves have the last word before a segment goes."""
-    def change(found: meta.Metadata) -> None:
-        for table in found.segments["COMMIT_LOG"].values():
-            for base, one in table.items():
-                table[base] = replace(one, begin_timestamp=0, end_timestamp=0)
+    def change(metadata: meta.Metadata) -> None:
+        for table in metadata.segments["COMMIT_LOG"].values():
+            for base, replaceds_by_base in table.items():
+                table[base] = replace(replaceds_by_base, begin_timestamp=0, end_timestamp=0)
 
     recovering.change_metadata(root, change)
-    assert {one for one in gone(expire(root, 1795233840000)) if "INDEX" not in one} == wanted(
+    assert {file for file in gone(expire(root, 1795233840000)) if "INDEX" not in file} == wanted(
         flat_files, 1795233840000)
 
 
@@ -188,8 +189,8 @@ def test_index_header_that_lost_its_end(root):
     data = bytearray(path.read_bytes())
     data[12:20] = data[4:12]
     path.write_bytes(data)
-    assert not any("INDEX" in one for one in gone(expire(root, 1795233831000)))
-    assert any("INDEX" in one for one in gone(expire(root, 1795233832100)))
+    assert not any("INDEX" in file for file in gone(expire(root, 1795233831000)))
+    assert any("INDEX" in file for file in gone(expire(root, 1795233832100)))
 
 
 def test_an_empty_index_file_takes_none_with_it(root):
@@ -206,13 +207,13 @@ def test_a_damaged_head(root):
     path = root / recovering.place("TP_user_Topic", 0, "COMMIT_LOG", 0)
     path.write_bytes(bytes(path.stat().st_size))
     plan = expire(root, LAST + 10_000 * HOUR)
-    assert any("the file's modification time" in one for one in plan["notes"])
+    assert any("the file's modification time" in note for note in plan["notes"])
 
 
 def test_metadata_that_cannot_be_read(root):
     (root / recovering.METADATA).write_bytes(b"{")
-    found = cli.run("tiered", "expire", root / "tieredstore", "--older-than", "1h").expect(6)
-    assert "tiered recover" in found.err
+    result = cli.run("tiered", "expire", root / "tieredstore", "--older-than", "1h").expect(6)
+    assert "tiered recover" in result.err
 
 
 def test_held(root):

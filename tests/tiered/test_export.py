@@ -57,8 +57,8 @@ def test_codas_are_no_damage(codas: bool, rmqctl: Runner, tmp_path: Path) -> Non
 
 
 def test_damage_is_reported_and_the_rest_exported(rmqctl: Runner, tmp_path: Path) -> None:
-    made = rolled(codas=False)
-    made.write(tmp_path / "tier")
+    queue = rolled(codas=False)
+    queue.write(tmp_path / "tier")
     log, = (tmp_path / "tier").glob(f"*/*/{TOPIC}/0/COMMIT_LOG")
     segment = sorted(log.iterdir(), key=lambda path: path.name[8:])[1]
     flip(segment, 0)  # the size of the first record
@@ -78,13 +78,13 @@ def test_damage_is_reported_and_the_rest_exported(rmqctl: Runner, tmp_path: Path
 
 def test_messages_without_a_unit_are_left_out(rmqctl: Runner, tmp_path: Path) -> None:
     """After a failed upload a broker writes messages again; units point to the later ones."""
-    made = Queue()
-    made.put(b"first")
-    orphan = made.put(b"again")
-    made.units[-1][1][-20:] = b""
-    made.records.remove(orphan)
-    made.put(b"again")
-    made.write(tmp_path / "tier")
+    queue = Queue()
+    queue.put(b"first")
+    orphan = queue.put(b"again")
+    queue.units[-1][1][-20:] = b""
+    queue.records.remove(orphan)
+    queue.put(b"again")
+    queue.write(tmp_path / "tier")
     done = rmqctl("export", str(tmp_path / "tier"), "--out", str(tmp_path / "out.jsonl"))
     assert [row["body"] for row in lines(tmp_path / "out.jsonl")] == ["first", "again"], done.err
     assert done.code == 0
@@ -107,24 +107,24 @@ def zero(path: Path, start: int, end: int | None = None) -> None:
 
 
 LOSSES = {
-    "zeroed end": lambda made, root: zero(made.log_path(root, 2), -200),
-    "last record zeroed": lambda made, root: zero(
-        made.log_path(root, 2), made.records[14].physical_offset - made.logs[2][0]),
-    "cut end": lambda made, root: os.truncate(
-        made.log_path(root, 2), made.log_path(root, 2).stat().st_size - 200),
-    "last segment": lambda made, root: made.log_path(root, 2).unlink(),
-    "all segments": lambda made, root: [made.log_path(root, n).unlink() for n in range(3)],
-    "units": lambda made, root: made.units_path(root, 1).unlink(),
-    "a unit": lambda made, root: zero(made.units_path(root, 1), 0, 20),
+    "zeroed end": lambda queue, root: zero(queue.log_path(root, 2), -200),
+    "last record zeroed": lambda queue, root: zero(
+        queue.log_path(root, 2), queue.records[14].physical_offset - queue.logs[2][0]),
+    "cut end": lambda queue, root: os.truncate(
+        queue.log_path(root, 2), queue.log_path(root, 2).stat().st_size - 200),
+    "last segment": lambda queue, root: queue.log_path(root, 2).unlink(),
+    "all segments": lambda queue, root: [queue.log_path(root, n).unlink() for n in range(3)],
+    "units": lambda queue, root: queue.units_path(root, 1).unlink(),
+    "a unit": lambda queue, root: zero(queue.units_path(root, 1), 0, 20),
 }
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_an_export_is_as_complete_as_read(loss: str, rmqctl: Runner, tmp_path: Path) -> None:
     """What ``read`` reports as lost, an export must not hide."""
-    made = rolled(codas=False)
-    made.write(tmp_path / "tier")
-    LOSSES[loss](made, tmp_path / "tier")
+    queue = rolled(codas=False)
+    queue.write(tmp_path / "tier")
+    LOSSES[loss](queue, tmp_path / "tier")
     read = rmqctl("read", tmp_path / "tier", "-o", "jsonl", "--fields", FIELDS)
     done = rmqctl("export", tmp_path / "tier", "--out", "-", "--fields", FIELDS)
     assert read.code == done.code == 1

@@ -24,8 +24,8 @@ LOST = "polygenelubricants"
 
 def batch_of(properties: list[dict[str, str]], topic: str = "TopicA"):
     log = b""
-    for each in properties:
-        raw = "".join(f"{name}\1{value}\2" for name, value in each.items()).encode()
+    for property_ in properties:
+        raw = "".join(f"{name}\1{value}\2" for name, value in property_.items()).encode()
         size = message.size_of(0, MAGIC_V1, 1, len(topic.encode()), len(raw))
         log += message.build(Record(
             size, MAGIC_V1, zlib.crc32(b"x") & 0x7FFFFFFF, 0, 0, 0, len(log), 0, 5, (bytes(4), 1),
@@ -57,10 +57,10 @@ def java_keys(unique: str | None, keys: str | None) -> list[str]:
         count += 1
         if count > 3 * len(table) // 4:
             bigger: list[list[str]] = [[] for _ in range(2 * len(table))]
-            for one in (one for bucket in table for one in bucket):
-                bigger[spread(one) & len(bigger) - 1].append(one)
+            for item in (key for bucket in table for key in bucket):
+                bigger[spread(item) & len(bigger) - 1].append(item)
             table = bigger
-    return [one for bucket in table for one in bucket]
+    return [key for bucket in table for key in bucket]
 
 
 def spread(text: str) -> int:
@@ -74,11 +74,11 @@ def item_hash(topic: str, key: str) -> int:
 
 
 def expected(properties: list[dict[str, str]], topic: str = "TopicA") -> list[tuple[int, int]]:
-    return [(row, item_hash(topic, key)) for row, each in enumerate(properties)
-            for key in java_keys(each.get("UNIQ_KEY") or None, each.get("KEYS") or None)]
+    return [(row, item_hash(topic, key)) for row, property_ in enumerate(properties)
+            for key in java_keys(property_.get("UNIQ_KEY") or None, property_.get("KEYS") or None)]
 
 
-def found(properties: list[dict[str, str]], topic: str = "TopicA") -> list[tuple[int, int]]:
+def key_hashes(properties: list[dict[str, str]], topic: str = "TopicA") -> list[tuple[int, int]]:
     keys = keys_of(batch_of(properties, topic), topic)
     assert keys.key_hash.dtype == np.int32
     return list(zip(keys.row.tolist(), keys.key_hash.tolist(), strict=True))
@@ -87,15 +87,15 @@ def found(properties: list[dict[str, str]], topic: str = "TopicA") -> list[tuple
 def test_the_order_the_specification_gives() -> None:
     assert key_set("u5", "k1 zz  abc k5") == ["u5", "zz", "", "abc", "k1", "k5"]
     given_keys = [{"UNIQ_KEY": "u5", "KEYS": "k1 zz  abc k5"}]
-    assert found(given_keys) == [(0, fmt.key_hash("TopicA", key)) for key in
-                                 ("u5", "zz", "", "abc", "k1", "k5")]
+    assert key_hashes(given_keys) == [(0, fmt.key_hash("TopicA", key)) for key in
+                                      ("u5", "zz", "", "abc", "k1", "k5")]
 
 
 @pytest.mark.parametrize(("key", "value"), [
     ("same", 642092343), ("k0", 1903240650), ("zz", 1903240111), ("订单1", 1163990957),
     ("\U0001f600", 1901471116)])
 def test_hashes_the_specification_gives(key, value) -> None:
-    assert found([{"KEYS": key}]) == [(0, value)]
+    assert key_hashes([{"KEYS": key}]) == [(0, value)]
 
 
 @pytest.mark.parametrize("keys", [
@@ -105,13 +105,13 @@ def test_hashes_the_specification_gives(key, value) -> None:
     "x" * 200, "x" * 63 + " " + "y" * 65])
 @pytest.mark.parametrize("unique", [None, "u1", "a", "BB", " ", "é"])
 def test_sets_of_all_kinds(keys, unique) -> None:
-    one = {"KEYS": keys} | ({} if unique is None else {"UNIQ_KEY": unique})
-    around = [{"UNIQ_KEY": "before"}, one, {"TAGS": "none"}, {"KEYS": "behind"}]
-    assert found(around) == expected(around)
+    properties = {"KEYS": keys} | ({} if unique is None else {"UNIQ_KEY": unique})
+    around = [{"UNIQ_KEY": "before"}, properties, {"TAGS": "none"}, {"KEYS": "behind"}]
+    assert key_hashes(around) == expected(around)
 
 
 def test_messages_without_keys_have_none() -> None:
-    assert found([{}, {"TAGS": "t"}]) == []
+    assert key_hashes([{}, {"TAGS": "t"}]) == []
     assert is_blank(None)
     assert is_blank("")
     assert not is_blank("\u00a0")
@@ -121,14 +121,14 @@ def test_the_hash_that_has_no_positive_one_stays() -> None:
     topic, key = LOST.split("n", 1)[0], ""
     text = next(f"{topic}#{tail}" for tail in _tails(topic))
     topic, key = text.split("#", 1)
-    assert found([{"UNIQ_KEY": key}, {"KEYS": f"é {key}"}], topic) == expected(
+    assert key_hashes([{"UNIQ_KEY": key}, {"KEYS": f"é {key}"}], topic) == expected(
         [{"UNIQ_KEY": key}, {"KEYS": f"é {key}"}], topic)
-    assert (0, -(1 << 31)) in found([{"UNIQ_KEY": key}], topic)
+    assert (0, -(1 << 31)) in key_hashes([{"UNIQ_KEY": key}], topic)
 
 
 def _tails(topic: str):
     """Keys with which ``topic#key`` has the hash -2^31: seven characters worked out backwards."""
-    letters = [chr(one) for one in range(33, 127)]
+    letters = [chr(number) for number in range(33, 127)]
     start = java_hash(f"{topic}#")
     rest = (0x80000000 - start * pow(31, 7, 1 << 32)) & 0xFFFFFFFF
     for extra in range(200):
@@ -137,7 +137,7 @@ def _tails(topic: str):
             digit = min(max((value - 33 * ((power - 1) // 30)) // power, 33), 126)
             text.append(chr(digit))
             value -= digit * power
-        if value == 0 and all(one in letters for one in text):
+        if value == 0 and all(char in letters for char in text):
             yield "".join(text)
 
 
@@ -149,14 +149,14 @@ MESSAGES = st.lists(st.fixed_dictionaries(
 @settings(max_examples=examples(200))
 @given(MESSAGES)
 def test_any_messages(properties) -> None:
-    assert found(properties) == expected(properties)
+    assert key_hashes(properties) == expected(properties)
 
 
 def test_batches_of_several_topics_at_once(seed) -> None:
     draw = np.random.default_rng(seed)
     given_keys = [{"UNIQ_KEY": f"u{n}", "KEYS": f"k{n % 7} x"} for n in range(50)]
     topics = [f"T{n}" for n in draw.integers(0, 5, 50)]
-    keys = keys_of_all([batch_of([each]) for each in given_keys], topics)
+    keys = keys_of_all([batch_of([item]) for item in given_keys], topics)
     assert list(zip(keys.row.tolist(), keys.key_hash.tolist(), strict=True)) == [
-        (row, item_hash(topics[row], key)) for row, each in enumerate(given_keys)
-        for key in java_keys(each["UNIQ_KEY"], each["KEYS"])]
+        (row, item_hash(topics[row], key)) for row, keys in enumerate(given_keys)
+        for key in java_keys(keys["UNIQ_KEY"], keys["KEYS"])]

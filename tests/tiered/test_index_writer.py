@@ -43,10 +43,10 @@ def model_all(model: Feed, messages: Messages) -> None:
 
 
 def contents(folder: Path) -> list[bytes]:
-    return [one.read_bytes() for one in sorted(folder.iterdir(), key=lambda one: int(one.name))]
+    return [path.read_bytes() for path in sorted(folder.iterdir(), key=lambda path: int(path.name))]
 
 
-@pytest.fixture(params=[(1, 50), (5, 10), (64, 180), (1000, 4000)], ids=lambda one: f"{one[0]}")
+@pytest.fixture(params=[(1, 50), (5, 10), (64, 180), (1000, 4000)], ids=lambda pair: f"{pair[0]}")
 def shape(request) -> fmt.TieredIndexShape:
     return fmt.TieredIndexShape(*request.param)
 
@@ -62,7 +62,7 @@ def test_random_streams_give_the_engines_bytes(tmp_path, shape, seed) -> None:
             messages = some(draw, draw.randrange(60))
             model_all(model, messages)
             assert feed_all(feed, messages) == sum(
-                len(one[0]) for one in messages if len(one[0]) < shape.max_items)
+                len(message[0]) for message in messages if len(message[0]) < shape.max_items)
             assert feed.position() == (model.files[-1].timestamp, model.files[-1].items)
             if draw.random() < 0.4:
                 feed.commit()
@@ -73,9 +73,9 @@ def test_random_streams_give_the_engines_bytes(tmp_path, shape, seed) -> None:
                 feed = TierIndexWriter(str(folder), shape, clock)
                 assert contents(folder) == before
         feed.commit()
-        assert contents(folder) == [bytes(one.data) for one in model.files]
+        assert contents(folder) == [bytes(file.data) for file in model.files]
         assert [*feed.full_files(), feed.open_file] == [
-            str(folder / str(one.timestamp)) for one in model.files]
+            str(folder / str(file.timestamp)) for file in model.files]
         feed.close()
 
 
@@ -94,8 +94,9 @@ def test_the_example_of_the_specification(tmp_path) -> None:
                 (0x717125C9, 1001, 501, 0, 0), (0x26458D37, 1001, 501, 0, 2),
                 (0x717125C8, 1002, 502, 1, 4), (0x26458D37, 1002, 502, 1, 5),
                 (0x717125C7, 1003, 503, 3, 0), (0x26458D37, 1003, 503, 3, 6)]
-    assert [(one.key_hash, one.commit_log_offset, one.size, one.time_diff, one.previous)
-            for one in fmt.ITEM.decode_all(raw[100:100 + 256])] == expected
+    assert [(index_item.key_hash, index_item.commit_log_offset, index_item.size,
+             index_item.time_diff, index_item.previous)
+            for index_item in fmt.ITEM.decode_all(raw[100:100 + 256])] == expected
 
 
 def test_messages_of_a_batch(tmp_path) -> None:
@@ -105,13 +106,13 @@ def test_messages_of_a_batch(tmp_path) -> None:
         feed.commit()
         raw = Path(feed.open_file).read_bytes()
         timestamp, items = feed.position()
-    found = [fmt.ITEM.decode(raw, feed.shape.item_position(n)) for n in range(1, items + 1)]
-    assert [one.key_hash for one in found[:1]] == [fmt.key_hash("TopicA", "u")]
-    assert {one.key_hash for one in found[1:]} == {fmt.key_hash("TopicA", key)
-                                                   for key in ("v", "a", "b")}
-    assert [(one.topic_id, one.queue_id, one.commit_log_offset) for one in found] == [
+    texts = [fmt.ITEM.decode(raw, feed.shape.item_position(n)) for n in range(1, items + 1)]
+    assert [text.key_hash for text in texts[:1]] == [fmt.key_hash("TopicA", "u")]
+    assert {text.key_hash for text in texts[1:]} == {fmt.key_hash("TopicA", key)
+                                                     for key in ("v", "a", "b")}
+    assert [(text.topic_id, text.queue_id, text.commit_log_offset) for text in texts] == [
         (5, 2, int(batch.offset[at])) for at in (0, 2, 2, 2)]
-    assert {one.time_diff for one in found} == {
+    assert {text.time_diff for text in texts} == {
         fmt_seconds(6 - timestamp)}  # the store time of `batch_of` is 6
 
 
@@ -134,8 +135,9 @@ def test_what_cannot_be_put_is_counted(tmp_path) -> None:
 def test_new_files_are_newer_than_all(tmp_path) -> None:
     feed = TierIndexWriter(str(tmp_path), fmt.TieredIndexShape(3, 3), lambda: 1000, after=5000)
     feed_all(feed, [([n], n, 9, 9) for n in range(7)])
-    assert [int(Path(one).name) for one in feed.full_files()] == [5001, 5002, 5003][:len(
-        feed.full_files())]
+    assert [int(Path(full_file).name)
+            for full_file in feed.full_files()] == [5001, 5002, 5003][:len(
+                feed.full_files())]
     assert feed.position()[0] == 5004
     feed.close()
 
@@ -189,7 +191,7 @@ def test_going_back_and_putting_again_gives_the_same(tmp_path, seed) -> None:
         assert feed.position() == position
         feed_all(feed, messages[cut:])
         feed.commit()
-        assert contents(folder) == [bytes(one.data) for one in model.files]
+        assert contents(folder) == [bytes(file.data) for file in model.files]
         feed.close()
 
 
@@ -210,7 +212,7 @@ class Story:
         model = Feed(16, 50, lambda: 10)
         for block in self.blocks:
             model_all(model, block)
-        self.expected = [bytes(one.data) for one in model.files]
+        self.expected = [bytes(file.data) for file in model.files]
         self.progress: tuple[int, tuple[int, int]] | None = None
 
     def open(self) -> TierIndexWriter:
@@ -324,12 +326,12 @@ class Disk:
 
     def after(self, draw: random.Random) -> bytes:
         """One of the states a failure may leave: of each write nothing, a part, or all."""
-        found = bytearray(self.forced)
+        content = bytearray(self.forced)
         for at, data in draw.sample(self.loose, len(self.loose)):
             start = draw.choice([0, 0, draw.randrange(len(data) + 1)])
             end = draw.choice([len(data), start, draw.randrange(start, len(data) + 1)])
-            found[at + start:at + end] = data[start:end]
-        return bytes(found)
+            content[at + start:at + end] = data[start:end]
+        return bytes(content)
 
 
 REAL_PWRITE = os.pwrite
@@ -435,7 +437,7 @@ def test_any_stream(tmp_path_factory, slots, most, blocks) -> None:
             model_all(model, messages)
             feed_all(feed, messages)
         feed.commit()
-    assert contents(folder) == [bytes(one.data) for one in model.files]
+    assert contents(folder) == [bytes(file.data) for file in model.files]
 
 
 def test_any_damage_is_repaired_or_refused(tmp_path, seed) -> None:

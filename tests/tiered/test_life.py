@@ -102,7 +102,7 @@ class Life:
         return self.home / METADATA
 
     def run(self, *args: str | Path, codes: tuple[int, ...] = (0,)) -> cli.Result:
-        self.history.append(" ".join(str(one).replace(str(self.folder), "") for one in args))
+        self.history.append(" ".join(str(arg).replace(str(self.folder), "") for arg in args))
         return cli.run(*args).expect(*codes)
 
     @property
@@ -139,32 +139,32 @@ class Life:
         self.run("append", self.store, source, "--as-recorded")
         with Store.open(self.store) as local:
             for key, queue in local.queues.items():
-                known = self.written.setdefault(key, {})
-                for at in range(max(known, default=-1) + 1, queue.disk_end):
+                path = self.written.setdefault(key, {})
+                for at in range(max(path, default=-1) + 1, queue.disk_end):
                     unit = queue.unit(at)
                     if unit is None or not unit.size:
                         break
                     raw = local.log.raw_at(unit.physical_offset, unit.size)
                     assert raw is not None
-                    known[at] = without_place(raw)
+                    path[at] = without_place(raw)
 
     def dispatch(self) -> None:
         args = self.dispatching()
         done = self.run(*args, codes=(0, 1)).json()
-        for one in done["queues"]:
-            assert one["status"] in ("uploaded", "up to date", "waiting", "skipped") or (
-                one["status"] == "refused" and self.is_behind(one)), one
+        for queue in done["queues"]:
+            assert queue["status"] in ("uploaded", "up to date", "waiting", "skipped") or (
+                queue["status"] == "refused" and self.is_behind(queue)), queue
         if "--verify-after" in args:
             assert not done["checked"]["problems"]
         if "--no-index" in args:
             self.index_whole = False
 
-    def is_behind(self, one: dict[str, Any]) -> bool:
+    def is_behind(self, flat_queue: dict[str, Any]) -> bool:
         """Whether the local store lost what would have to go next."""
         with Store.open(self.store) as local:
-            queue = local.queue(one["topic"], one["queue_id"])
+            queue = local.queue(flat_queue["topic"], flat_queue["queue_id"])
             assert queue is not None
-            unit = queue.unit(self.bounds[one["topic"], one["queue_id"]][1])
+            unit = queue.unit(self.bounds[flat_queue["topic"], flat_queue["queue_id"]][1])
             return unit is None or unit.physical_offset < local.log.min_offset
 
     def dispatching(self) -> tuple[str | Path, ...]:
@@ -193,7 +193,7 @@ class Life:
         self.append()
         args = self.dispatching()
         self.history.append("killed:")
-        self.history.append(" ".join(str(one).replace(str(self.folder), "") for one in args))
+        self.history.append(" ".join(str(arg).replace(str(self.folder), "") for arg in args))
         if "--no-index" in args:
             self.index_whole = False
         self.crashed(args)
@@ -250,22 +250,22 @@ class Life:
                 self.bounds[key] = queue.min_offset, end
 
     def expire_and_undo(self) -> None:
-        before, bounds, made = self.everything(), dict(self.bounds), self.made
+        before, bounds, repairs_made = self.everything(), dict(self.bounds), self.made
         index = self.index_whole, self.index_expired
         self.expire()
-        if self.made > made:
+        if self.made > repairs_made:
             self.undo()
             assert self.everything() == before
             self.bounds, (self.index_whole, self.index_expired) = bounds, index
 
     def expire_and_too_late(self) -> None:
         """What was fed since stays when an expiry is taken back: undo refuses, changes nothing."""
-        made = self.made
+        repairs_made = self.made
         self.expire()
         before = self.metadata.read_bytes()
         self.append()
         self.dispatch()
-        if self.made > made and self.metadata.read_bytes() != before:
+        if self.made > repairs_made and self.metadata.read_bytes() != before:
             there = self.everything()
             self.run("undo", self.root, "--yes", "-o", "json", codes=(6,))
             assert self.everything() == there
@@ -278,14 +278,14 @@ class Life:
                                             "--now", str(self.now()))
         else:
             last = {os.path.dirname(name): name for name in sorted(
-                segments(self.root), key=lambda one: one[-20:]) if "/CONSUME_QUEUE/" in name}
+                segments(self.root), key=lambda path: path[-20:]) if "/CONSUME_QUEUE/" in name}
             broken = self.chance.choice(sorted(last.values()))
             (self.root / broken).write_bytes(b"")
             args = "recover", self.root, *self.where, *self.index
-        broke, known = self.everything(), set(self.repairs())
+        broke, repairs = self.everything(), set(self.repairs())
         self.history.append(f"killed: {args[0]}")
         killed = self.crashed(("tiered", *args, "--apply", "-o", "json"))
-        new = sorted(set(self.repairs()) - known)
+        new = sorted(set(self.repairs()) - repairs)
         if killed and new and self.chance.random() < 0.5:
             self.crashed(("undo", self.root, *new, "--yes", "-o", "json"))
         if new:
@@ -402,10 +402,10 @@ class Life:
         with Tier.open(str(self.root), str(self.metadata)) as tier:
             assert not tier.metadata_error
             assert meta.build(tier.metadata) == self.metadata.read_bytes()
-            found = {(queue.name.topic, queue.name.queue_id): queue for queue in tier.queues()}
+            queues = {(queue.name.topic, queue.name.queue_id): queue for queue in tier.queues()}
             for key, (_, end) in self.bounds.items():
-                assert found[key].commit_offset >= end, key
-            for key, queue in found.items():
+                assert queues[key].commit_offset >= end, key
+            for key, queue in queues.items():
                 start, end = self.bounds.get(key, (queue.cq_start, 0))
                 assert start in (queue.min_offset, end) or not end, (key, queue.min_offset, start)
                 places = set()
@@ -434,22 +434,22 @@ class Life:
 
     def live_items(self) -> Counter[tuple[Any, ...]]:
         """The items of all messages that can be read."""
-        found: Counter[tuple[Any, ...]] = Counter()
+        counts: Counter[tuple[Any, ...]] = Counter()
         with Tier.open(str(self.root), str(self.metadata)) as tier:
             for queue in tier.queues():
                 for at in range(queue.min_offset, queue.commit_offset):
-                    unit, one = queue.unit(at), queue.record(at)
+                    unit, record = queue.unit(at), queue.record(at)
                     assert unit is not None
-                    for key in keys_of(one) if one.properties else ():
-                        found[tiered_index.key_hash(queue.name.topic, key), queue.name.topic,
-                              queue.name.queue_id, unit.commit_log_offset, unit.size] += 1
-        return found
+                    for key in keys_of(record) if record.properties else ():
+                        counts[tiered_index.key_hash(queue.name.topic, key), queue.name.topic,
+                               queue.name.queue_id, unit.commit_log_offset, unit.size] += 1
+        return counts
 
 
-def sizes(found: meta.Metadata, kind: str) -> dict[str, dict[int, int]]:
+def sizes(metadata: meta.Metadata, kind: str) -> dict[str, dict[int, int]]:
     """The sizes of all segments of a kind that have bytes."""
-    return {path: {base: one.size for base, one in table.items() if one.size}
-            for path, table in found.segments[kind].items()}
+    return {path: {base: segment.size for base, segment in table.items() if segment.size}
+            for path, table in metadata.segments[kind].items()}
 
 
 STEP: dict[str, int] = {
@@ -513,8 +513,8 @@ def fed(tmp_path) -> Path:
     return store
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["metadata knows it", "metadata does not"])
-def test_an_index_file_that_was_sealed_and_not_taken_away_is_not_fed_on(fed, known):
+@pytest.mark.parametrize("is_known", [True, False], ids=["metadata knows it", "metadata does not"])
+def test_an_index_file_that_was_sealed_and_not_taken_away_is_not_fed_on(fed, is_known):
     """Killed between segment, metadata and moving aside: its items would go up twice."""
     root, folder = fed / "tieredstore", fed / "tiered_index_file"
     before, (file,) = (fed / METADATA).read_bytes(), list(folder.iterdir())
@@ -522,7 +522,7 @@ def test_an_index_file_that_was_sealed_and_not_taken_away_is_not_fed_on(fed, kno
     dispatched(cli.run, fed, root, "--seal-index")
     assert file.exists() is False
     file.write_bytes(data)
-    if not known:
+    if not is_known:
         (fed / METADATA).write_bytes(before)
     put(cli.run, fed, 60, 20)
     dispatched(cli.run, fed, root, "--seal-index")
@@ -536,15 +536,15 @@ def test_lost_metadata_is_not_begun_anew(fed, left):
     root = fed / "tieredstore"
     put(cli.run, fed, 60, 10)
     if left == "old":
-        known = meta.parse((fed / METADATA).read_bytes())
-        del known.topics["T1"]
-        (fed / METADATA).write_bytes(meta.build(known))
+        metadata = meta.parse((fed / METADATA).read_bytes())
+        del metadata.topics["T1"]
+        (fed / METADATA).write_bytes(meta.build(metadata))
     else:
         for name in (METADATA, f"{METADATA}.bak"):
             (fed / name).unlink(missing_ok=True)
     with snapshot.assert_unchanged(root / "212d6b50_DefaultCluster"):
-        said = cli.run("tiered", "dispatch", fed, root, *BROKER).expect(6).err
-        assert "recover" in said
+        stderr = cli.run("tiered", "dispatch", fed, root, *BROKER).expect(6).err
+        assert "recover" in stderr
         cli.run("tiered", "commit", fed).expect(6 if left == "old" else 2)
     cli.run("tiered", "recover", fed, "--apply").expect(0)
     dispatched(cli.run, fed, root)
@@ -557,7 +557,7 @@ def test_with_the_backup_alone(fed):
     assert "recover" in cli.run("tiered", "expire", fed, "--older-than", "1s", "--apply").expect(
         6).err
     cli.run("tiered", "compact", fed, "--all").expect(0)
-    assert sorted(one.name for one in (fed / "config").glob("tiered*")) == [
+    assert sorted(path.name for path in (fed / "config").glob("tiered*")) == [
         "tieredStoreMetadata.json", "tieredStoreMetadata.json.bak"]
     cli.run("tiered", "verify", fed).expect(0)
     cli.run("tiered", "compact", fed, "--all").expect(0)

@@ -74,8 +74,8 @@ def test_what_the_log_still_has_is_not_lost(root: Path) -> None:
     assert cover["tiered"]["messages_already_lost"] == 0
 
 
-def numbers(found: dict[str, Any]) -> list[int]:
-    return [found[name] for name in (
+def numbers(losses: dict[str, Any]) -> list[int]:
+    return [losses[name] for name in (
         "messages_already_lost", "messages_undecided", "messages_replaced")]
 
 
@@ -88,8 +88,8 @@ def test_all_commands_count_what_a_tier_has_lost(root: Path, tmp_path: Path) -> 
     assert doctor["already_lost_by_topic"] == {TOPIC: lost}
     assert [row["count"] for row in doctor["losses"] if row["file"] == "tieredstore"] == [lost]
     for name in ("verify", "preflight", "impact"):
-        found = run(name, root, *JSON).expect(1).json()
-        assert numbers(found.get("coverage", found)) == numbers(doctor), name
+        answer = run(name, root, *JSON).expect(1).json()
+        assert numbers(answer.get("coverage", answer)) == numbers(doctor), name
     with rmqctl.open(root) as opened:
         assert numbers(opened.doctor()) == numbers(opened.preflight()) == numbers(doctor)
         assert numbers(opened.verify()["coverage"]) == numbers(doctor)
@@ -97,9 +97,9 @@ def test_all_commands_count_what_a_tier_has_lost(root: Path, tmp_path: Path) -> 
     run("report", root, "--no-hash", "--out", out).expect(1)
     tiles = re.sub(r"<[^>]+>|\s+", " ", out.read_text())
     assert re.search(rf"{lost:,} +messages already lost", tiles)
-    said = f"{lost} messages are lost in the tier but not in the log"
+    text = f"{lost} messages are lost in the tier but not in the log"
     for name in ("doctor", "preflight", "impact"):
-        assert said in " ".join(run(name, root).out.split()), name
+        assert text in " ".join(run(name, root).out.split()), name
 
 
 @pytest.mark.long
@@ -119,7 +119,8 @@ def test_a_tier_that_can_be_repaired_is_nothing_to_do_by_hand(root: Path) -> Non
     segments(root, 1)[-1].unlink()
     before = run("doctor", root, *JSON).expect(1).json()
     assert [step for step in before["next"] if " tiered recover " in step]
-    assert not [one for one in before["remains"] if one["category"].startswith("tiered-")]
+    assert not [remainder for remainder in before["remains"]
+                if remainder["category"].startswith("tiered-")]
     expire(root)
     run("tiered", "recover", root, "--apply", "--yes").expect(0, 1)
     after = run("doctor", root, *JSON).expect(1).json()

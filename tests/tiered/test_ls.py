@@ -30,36 +30,37 @@ def test_as_the_engine_has_it(state: str, golden: GoldenFolder, rmqctl: Runner) 
     name = "expect.json" if state == "store" else "expect-live.json"
     expect = json.loads((folder / name).read_text())["extra"]["flatFiles"]
     root = folder / state
-    found = rmqctl("tiered", "ls", root, "-o", "json").expect(0).json()
-    assert len(found["queues"]) == len(expect)
-    by_queue = {(row["topic"], row["queue_id"]): row for row in found["queues"]}
-    for one in expect:
-        row = by_queue[one["topic"], one["queueId"]]
+    answer = rmqctl("tiered", "ls", root, "-o", "json").expect(0).json()
+    assert len(answer["queues"]) == len(expect)
+    by_queue = {(row["topic"], row["queue_id"]): row for row in answer["queues"]}
+    for entry in expect:
+        row = by_queue[entry["topic"], entry["queueId"]]
         assert (row["commit_log_start"], row["commit_log_end"]) == (
-            one["commitLogMin"], one["commitLogCommit"])
-        assert (row["min_offset"], row["commit_offset"]) == (one["cqMin"], one["cqCommit"])
-        assert row["commit_log_segments"] == len(one["commitLogSegments"])
-        assert row["consume_queue_segments"] == len(one["consumeQueueSegments"])
+            entry["commitLogMin"], entry["commitLogCommit"])
+        assert (row["min_offset"], row["commit_offset"]) == (entry["cqMin"], entry["cqCommit"])
+        assert row["commit_log_segments"] == len(entry["commitLogSegments"])
+        assert row["consume_queue_segments"] == len(entry["consumeQueueSegments"])
         assert row["state"] == "ok"
         assert row["bytes"] == row["metadata_bytes"]
     rows = rmqctl("tiered", "ls", root, "--segments", "-o", "json").expect(0).json()["segments"]
-    for one in expect:
+    for entry in expect:
         for kind, name in (("COMMIT_LOG", "commitLogSegments"),
                            ("CONSUME_QUEUE", "consumeQueueSegments")):
             mine = [row for row in rows if (row["topic"], row["queue_id"], row["type"]) == (
-                one["topic"], one["queueId"], kind)]
+                entry["topic"], entry["queueId"], kind)]
             assert [(row["base_offset"], row["size"], row["begin_timestamp"],
                      row["end_timestamp"], Path(row["path"]).name) for row in mine] == [
-                (each["baseOffset"], each["size"], each["minTimestamp"], each["maxTimestamp"],
-                 each["fileName"]) for each in one[name]]
+                (segment["baseOffset"], segment["size"], segment["minTimestamp"],
+                 segment["maxTimestamp"],                  segment["fileName"])
+                         for segment in entry[name]]
 
 
 def test_index_files(golden: GoldenFolder, rmqctl: Runner) -> None:
     root = golden("5.3.3/tiered/store-live")
-    found = rmqctl("tiered", "ls", root, "-o", "json").expect(0).json()["index_files"]
-    assert [row["status"] for row in found] == ["UPLOADED"] * 3 + ["UNSEALED"]
-    assert [row["form"] for row in found] == ["compacted"] * 3 + ["open"]
-    assert found[-1] | {"path": ""} == {
+    index_files = rmqctl("tiered", "ls", root, "-o", "json").expect(0).json()["index_files"]
+    assert [row["status"] for row in index_files] == ["UPLOADED"] * 3 + ["UNSEALED"]
+    assert [row["form"] for row in index_files] == ["compacted"] * 3 + ["open"]
+    assert index_files[-1] | {"path": ""} == {
         "broker": None, "status": "UNSEALED", "form": "open", "begin_timestamp": 1795233794638,
         "end_timestamp": 1795233897264, "items": 73, "used_slots": 43, "hash_slots": 64,
         "size": 6300, "base_offset": None, "generation": "5.2+", "error": None, "path": ""}
@@ -122,13 +123,13 @@ def test_what_cannot_be_read_is_said(tier: Small, rmqctl: Runner) -> None:
     tier.index_path.write_bytes(b"no index")
     tier.local_path.write_bytes(b"no index either")
     tier.metadata_path.write_text("{")
-    found = rmqctl("tiered", "ls", tier.home, "-o", "json").expect(0)
-    assert "tieredStoreMetadata.json" in found.err
-    errors = [row["error"] for row in found.json()["index_files"] if row["error"]]
+    result = rmqctl("tiered", "ls", tier.home, "-o", "json").expect(0)
+    assert "tieredStoreMetadata.json" in result.err
+    errors = [row["error"] for row in result.json()["index_files"] if row["error"]]
     assert len(errors) == 2
     tier.metadata_path.unlink()
-    found = rmqctl("tiered", "ls", tier.root).expect(0)
-    assert "no tieredStoreMetadata.json" in found.err
+    result = rmqctl("tiered", "ls", tier.root).expect(0)
+    assert "no tieredStoreMetadata.json" in result.err
     assert T0 > 0
 
 

@@ -25,8 +25,8 @@ def test_the_metadata_is_found(apart, rmqctl):
     store, tier = apart
     assert find_metadata(str(tier)) == str(store / "config" / NAME)
     rmqctl("tiered", "verify", tier, "--local", store).expect(0)
-    found = rmqctl("tiered", "verify", tier, "-o", "json").expect(0).json()
-    assert found["coverage"]["items_proven"] > 0  # they are in the broker's local root
+    answer = rmqctl("tiered", "verify", tier, "-o", "json").expect(0).json()
+    assert answer["coverage"]["items_proven"] > 0  # they are in the broker's local root
 
 
 def test_a_renamed_tier_is_still_the_same(apart):
@@ -40,9 +40,10 @@ def test_a_copy_does_not_lead_to_the_metadata_of_the_original(apart, tmp_path, r
     copy = tmp_path / "copy" / "tier"
     shutil.copytree(tier, copy)
     assert noted_path(str(copy)) is None
-    found = rmqctl("tiered", "verify", copy, "-o", "json").expect(0).json()
-    missing = [one for one in found["findings"] if one["category"] == "tiered-metadata-missing"]
-    assert [one["severity"] for one in missing] == ["info"]
+    answer = rmqctl("tiered", "verify", copy, "-o", "json").expect(0).json()
+    missing = [finding for finding in answer["findings"]
+               if finding["category"] == "tiered-metadata-missing"]
+    assert [file["severity"] for file in missing] == ["info"]
     rmqctl("tiered", "recover", copy).expect(2)
     rmqctl("tiered", "expire", copy, "--older-than", "1h").expect(2)
 

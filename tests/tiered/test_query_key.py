@@ -30,14 +30,15 @@ from tests.tiered.made import (
 )
 
 SET = "5.3.3/tiered"
-STATES = [one.id for one in golden_sets.golden_stores() if one.kind == "tiered"]
+STATES = [golden_store.id for golden_store in golden_sets.golden_stores()
+          if golden_store.kind == "tiered"]
 ITEMS = "items(topicId:queueId:offset:size:timeDiff)"
 
 
 def index_queries(golden: GoldenFolder) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(
+    index_queries: list[dict[str, Any]] = json.loads(
         (golden(SET) / "expect.json").read_text())["extra"]["indexQueries"]
-    return found
+    return index_queries
 
 
 def text_of(item: CompactedItemRecord) -> str:
@@ -57,12 +58,13 @@ def test_as_the_engine(state: str, golden: GoldenFolder) -> None:
     with opened(golden(state)) as (_, files):
         assert not files.errors
         for query in index_queries(golden):
-            found = by_key.items_as_broker(files, query["topic"], query["key"], query["max"],
-                                           query["begin"], query["end"])
+            compacted_item_records = by_key.items_as_broker(files, query["topic"], query["key"],
+                                                            query["max"],
+                                                            query["begin"], query["end"])
             if len(query[ITEMS]) < query["max"]:
-                assert sorted(map(text_of, found)) == sorted(query[ITEMS]), query
+                assert sorted(map(text_of, compacted_item_records)) == sorted(query[ITEMS]), query
             else:
-                assert len(found) == len(query[ITEMS])
+                assert len(compacted_item_records) == len(query[ITEMS])
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -77,11 +79,11 @@ def test_all_that_have_the_key_and_no_other(state: str, golden: GoldenFolder,
                             for row in rows if row["topic"] == query["topic"]
                             and begin <= row["store_timestamp"] <= end
                             and key in (*row["keys"], row["unique_key"]))
-            found = by_key.by_key(tier, files, query["topic"], key, begin=begin, end=end,
-                                  most=query["max"])
-            assert [(one.store_timestamp, one.queue_id, one.queue_offset)
-                    for one in found.records] == wanted[-query["max"]:]
-            collisions += found.false_hits
+            key_matches = by_key.by_key(tier, files, query["topic"], key, begin=begin, end=end,
+                                        most=query["max"])
+            assert [(record.store_timestamp, record.queue_id, record.queue_offset)
+                    for record in key_matches.records] == wanted[-query["max"]:]
+            collisions += key_matches.false_hits
     assert collisions  # the sets have keys with equal hashes
 
 
@@ -105,95 +107,96 @@ def test_the_command(golden: GoldenFolder, rmqctl: Runner) -> None:
 
 
 def queue_of(count: int = 8) -> Queue:
-    made = Queue()
+    queue = Queue()
     for number in range(count):
-        made.put(KEYS=f"k{number} same", UNIQ_KEY=f"u{number}")
-    return made
+        queue.put(KEYS=f"k{number} same", UNIQ_KEY=f"u{number}")
+    return queue
 
 
 def test_open_and_uploaded_files_together(tmp_path: Path) -> None:
     """Two uploaded, two local ones of which a broker would have the older sealed."""
-    made = queue_of(12)
+    queue = queue_of(12)
     indexes = [Index(T0 + 10_000 * number) for number in range(4)]
-    for one in made.records:
-        indexes[one.queue_offset // 3].add(one, "same")
+    for record in queue.records:
+        indexes[record.queue_offset // 3].add(record, "same")
     tier = tmp_path / "tier"
-    made.write(tier)
+    queue.write(tier)
     upload(tier, indexes[0].compacted(), indexes[1].compacted(), b"")
     for one_file in indexes[2:]:
         folder = tmp_path / "tiered_index_file"
         folder.mkdir(exist_ok=True)
         (folder / str(one_file.begin)).write_bytes(one_file.open_form())
     (folder / "compacting").mkdir()
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     with opened(tier) as (opened_tier, files):
-        assert [one.file.form for one in files.files] == ["empty", "compacted", "compacted",
-                                                          "open", "open"]
-        found = by_key.by_key(opened_tier, files, TOPIC, "same")
-        assert found.records == made.records
+        assert [file.file.form for file in files.files] == ["empty", "compacted", "compacted",
+                                                            "open", "open"]
+        key_matches = by_key.by_key(opened_tier, files, TOPIC, "same")
+        assert key_matches.records == queue.records
         newest = by_key.by_key(opened_tier, files, TOPIC, "same", most=5)
-        assert newest.records == made.records[-5:]
+        assert newest.records == queue.records[-5:]
         window = by_key.by_key(opened_tier, files, TOPIC, "same", begin=T0 + 4000, end=T0 + 6500)
-        assert window.records == made.records[4:7]
+        assert window.records == queue.records[4:7]
         # A broker looks only at files made inside the window.
         as_broker = by_key.as_broker(opened_tier, files, TOPIC, "same", begin=T0 + 4000,
                                      end=T0 + 6500)
         assert as_broker.records == []
         whole = by_key.as_broker(opened_tier, files, TOPIC, "same")
-        assert sorted(one.queue_offset for one in whole.records) == list(range(12))
+        assert sorted(record.queue_offset for record in whole.records) == list(range(12))
 
 
 def test_slots_of_other_ratios_are_found_from_uploaded_files_or_given(tmp_path: Path) -> None:
-    made = queue_of(3)
+    queue = queue_of(3)
     index = Index(T0, slots=11, max_items=17)
-    made.write(tmp_path / "tier")
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    queue.write(tmp_path / "tier")
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     (tmp_path / "tiered_index_file").mkdir()
     (tmp_path / "tiered_index_file" / str(T0)).write_bytes(index.open_form())
     with opened(tmp_path / "tier") as (_, files):
         assert "must be given" in str(files.errors[0])
-    for one in made.records:
-        index.add(one, "same")
+    for record in queue.records:
+        index.add(record, "same")
     (tmp_path / "tiered_index_file" / str(T0)).write_bytes(index.open_form())
     for options in ({"slots": 11}, {"max_items": 17}):
         with opened(tmp_path / "tier", **options) as (tier, files):
-            assert by_key.by_key(tier, files, TOPIC, "same").records == made.records
+            assert by_key.by_key(tier, files, TOPIC, "same").records == queue.records
     upload(tmp_path / "tier", index.compacted())
     with opened(tmp_path / "tier") as (_, files):
-        assert sorted(one.file.form for one in files.files) == ["compacted", "open"]
-        assert [one.file.form for one in files.table_newest_first()] == ["compacted"]
+        assert sorted(file.file.form for file in files.files) == ["compacted", "open"]
+        assert [keyed.file.form for keyed in files.table_newest_first()] == ["compacted"]
 
 
 def test_both_hash_rules(tmp_path: Path) -> None:
     key = next(key for key in map(str, range(99)) if java_hash(f"{TOPIC}#{key}") < 0)
-    made = Queue()
+    queue = Queue()
     for _ in range(4):
-        made.put(KEYS=key)
+        queue.put(KEYS=key)
     index = Index(T0)
-    for one in made.records:
-        index.add(one, key, masked=one.queue_offset % 2 == 0)
-    made.write(tmp_path)
+    for record in queue.records:
+        index.add(record, key, masked=record.queue_offset % 2 == 0)
+    queue.write(tmp_path)
     upload(tmp_path, index.compacted())
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     with opened(tmp_path) as (tier, files):
-        assert by_key.by_key(tier, files, TOPIC, key).records == made.records
-        assert [one.queue_offset for one in by_key.as_broker(
+        assert by_key.by_key(tier, files, TOPIC, key).records == queue.records
+        assert [record.queue_offset for record in by_key.as_broker(
             tier, files, TOPIC, key).records] == [3, 1]
 
 
 def test_hash_collisions_are_left_out(tmp_path: Path, rmqctl: Runner) -> None:
     assert java_hash(f"{TOPIC}#Aa") == java_hash(f"{TOPIC}#BB")
-    made = Queue()
+    queue = Queue()
     index = Index(T0)
     for key in ("Aa", "BB", "Aa", "BB"):
-        index.add(made.put(KEYS=key), key)
-    made.write(tmp_path)
+        index.add(queue.put(KEYS=key), key)
+    queue.write(tmp_path)
     upload(tmp_path, index.compacted())
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     with opened(tmp_path) as (tier, files):
-        found = by_key.by_key(tier, files, TOPIC, "Aa")
-        assert (found.records, found.false_hits) == ([made.records[0], made.records[2]], 2)
-        assert by_key.by_key(tier, files, TOPIC, "Aa", raw=True).records == made.records
+        key_matches = by_key.by_key(tier, files, TOPIC, "Aa")
+        assert (key_matches.records,
+                key_matches.false_hits) == ([queue.records[0], queue.records[2]], 2)
+        assert by_key.by_key(tier, files, TOPIC, "Aa", raw=True).records == queue.records
         assert len(by_key.as_broker(tier, files, TOPIC, "Aa").records) == 4
     words = ["tiered", "query", "key", tmp_path, "--topic", TOPIC, "--key", "C#"]
     assert java_hash(f"{TOPIC}#C#") == java_hash(f"{TOPIC}#BB")
@@ -203,43 +206,43 @@ def test_hash_collisions_are_left_out(tmp_path: Path, rmqctl: Runner) -> None:
 @pytest.mark.parametrize("id_now", [0, 5, None])
 def test_a_topic_with_a_new_id(id_now: int | None, tmp_path: Path) -> None:
     """A broker finds nothing under the old id; the messages tell whose they are."""
-    made = queue_of()
+    queue = queue_of()
     index = Index(T0)
-    for one in made.records:
-        index.add(one, "same", topic_id=0)
-    made.write(tmp_path)
+    for record in queue.records:
+        index.add(record, "same", topic_id=0)
+    queue.write(tmp_path)
     upload(tmp_path, index.compacted())
-    write_metadata(tmp_path, {} if id_now is None else {TOPIC: id_now}, [made])
+    write_metadata(tmp_path, {} if id_now is None else {TOPIC: id_now}, [queue])
     with opened(tmp_path) as (tier, files):
-        assert by_key.by_key(tier, files, TOPIC, "same").records == made.records
+        assert by_key.by_key(tier, files, TOPIC, "same").records == queue.records
         as_broker = by_key.as_broker(tier, files, TOPIC, "same").records
         assert len(as_broker) == (8 if id_now == 0 else 0)
 
 
 def test_without_metadata(tmp_path: Path) -> None:
-    made = queue_of()
+    queue = queue_of()
     index = Index(T0)
-    for one in made.records:
-        index.add(one, "same")
-    made.write(tmp_path)
+    for record in queue.records:
+        index.add(record, "same")
+    queue.write(tmp_path)
     upload(tmp_path, index.compacted())
     with opened(tmp_path) as (tier, files):
-        assert by_key.by_key(tier, files, TOPIC, "same").records == made.records
+        assert by_key.by_key(tier, files, TOPIC, "same").records == queue.records
 
 
 def test_items_that_lead_nowhere(tmp_path: Path, rmqctl: Runner) -> None:
-    made = queue_of(4)
+    queue = queue_of(4)
     index = Index(T0)
-    for one in made.records:
-        index.add(one, "same")
+    for record in queue.records:
+        index.add(record, "same")
     hashed = index.items[0][0]
     for queue_id, offset, size in ((0, 1 << 40, 200), (9, 0, 200), (0, -5, 200), (0, 0, -1),
-                                   (0, 7, 200), (0, 0, made.records[0].total_size - 1)):
+                                   (0, 7, 200), (0, 0, queue.records[0].total_size - 1)):
         index.items.append((hashed, 0, queue_id, offset, size, 0))
     index.items.append(index.items[0])  # and one that is there twice
-    made.write(tmp_path)
+    queue.write(tmp_path)
     upload(tmp_path, index.compacted())
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     words = ["tiered", "query", "key", tmp_path, "--topic", TOPIC, "--key", "same", "-o", "jsonl"]
     result = rmqctl(*words).expect(0)
     assert [row["queue_offset"] for row in result.jsonl()] == [0, 1, 2, 3]
@@ -250,12 +253,12 @@ def test_items_that_lead_nowhere(tmp_path: Path, rmqctl: Runner) -> None:
 @pytest.mark.parametrize("form", ["open", "compacted"])
 def test_damage_in_an_index_file(form: str, tmp_path: Path, rmqctl: Runner) -> None:
     """Whatever byte of it is wrong, the other file still answers."""
-    made = queue_of(6)
+    queue = queue_of(6)
     good, bad = Index(T0), Index(T0 + 99)
-    for one in made.records:
-        (good if one.queue_offset < 3 else bad).add(one, "same")
-    made.write(tmp_path / "tier")
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    for record in queue.records:
+        (good if record.queue_offset < 3 else bad).add(record, "same")
+    queue.write(tmp_path / "tier")
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     if form == "open":
         upload(tmp_path / "tier", good.compacted())
         path = tmp_path / "tiered_index_file" / str(bad.begin)
@@ -271,10 +274,11 @@ def test_damage_in_an_index_file(form: str, tmp_path: Path, rmqctl: Runner) -> N
         data[at] ^= 0x81
         path.write_bytes(data)
         with opened(tmp_path / "tier") as (tier, files):
-            found = {one.queue_offset for one in by_key.by_key(tier, files, TOPIC, "same").records}
+            queue_offsets = {record.queue_offset
+                             for record in by_key.by_key(tier, files, TOPIC, "same").records}
             by_key.as_broker(tier, files, TOPIC, "same")
-        assert {0, 1, 2} <= found <= set(range(6))
-        seen.add(len(found))
+        assert {0, 1, 2} <= queue_offsets <= set(range(6))
+        seen.add(len(queue_offsets))
     assert len(seen) > 1
     path.write_bytes(b"not an index")
     result = rmqctl("tiered", "query", "key", tmp_path / "tier", "--topic", TOPIC, "--key",
@@ -285,36 +289,36 @@ def test_damage_in_an_index_file(form: str, tmp_path: Path, rmqctl: Runner) -> N
 
 
 def test_chains_that_go_round_end(tmp_path: Path) -> None:
-    made = queue_of(2)
+    queue = queue_of(2)
     index = Index(T0, slots=1)
-    for one in made.records:
-        index.add(one, "same")
+    for record in queue.records:
+        index.add(record, "same")
     data = bytearray(index.open_form())
     at = 28 + 8 + 2 * 32 + 28  # item 2's previous
     assert data[at:at + 4] == (1).to_bytes(4)
     data[at:at + 4] = (2).to_bytes(4)
-    made.write(tmp_path / "tier")
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    queue.write(tmp_path / "tier")
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     (tmp_path / "tiered_index_file").mkdir()
     (tmp_path / "tiered_index_file" / str(T0)).write_bytes(data)
     problems: list[Problem] = []
     with opened(tmp_path / "tier", slots=1) as (tier, files):
-        found = by_key.by_key(tier, files, TOPIC, "same", report=problems.append)
-    assert found.records == made.records[1:]
+        key_matches = by_key.by_key(tier, files, TOPIC, "same", report=problems.append)
+    assert key_matches.records == queue.records[1:]
     assert "which is not older" in problems[0].text
 
 
 def test_reads_of_a_query_on_a_compacted_file(tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the header, then 8 bytes of slot and one run of items."""
-    made = queue_of(30)
+    queue = queue_of(30)
     index = Index(T0, slots=5, max_items=100)
     assert java_hash(f"{TOPIC}#same") < 0  # so there are two rules, and two slots to look at
-    for one in made.records:
-        index.add(one, "same")
-    made.write(tmp_path)
+    for record in queue.records:
+        index.add(record, "same")
+    queue.write(tmp_path)
     upload(tmp_path, index.compacted())
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     reads = []
     with Tier.open(str(tmp_path)) as tier:
         real = tier.reader.read
@@ -336,14 +340,14 @@ def test_reads_of_a_query_on_a_compacted_file(tmp_path: Path,
 
 def test_limits_a_broker_has(tmp_path: Path) -> None:
     """512 links of an open file, 1024 items of a slot of an uploaded one."""
-    made = Queue()
+    queue = Queue()
     for _ in range(1100):
-        made.put(KEYS="same")
+        queue.put(KEYS="same")
     index = Index(T0, slots=1, max_items=1200)
-    for one in made.records:
-        index.add(one, "same")
-    made.write(tmp_path / "tier")
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    for record in queue.records:
+        index.add(record, "same")
+    queue.write(tmp_path / "tier")
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     local = tmp_path / "tiered_index_file" / str(T0)
     local.parent.mkdir()
     local.write_bytes(index.open_form())
@@ -362,19 +366,19 @@ def test_limits_a_broker_has(tmp_path: Path) -> None:
                                            (" a", True), ("a  ", False)])
 def test_the_empty_key(keys: str, has: bool, tmp_path: Path) -> None:
     """An empty part between two spaces is indexed, by 5.2.0 also what has no key at all."""
-    made = Queue()
-    one = made.put(KEYS=keys) if keys else made.put()
-    assert by_key.has_key(one, "") is has
-    assert by_key.has_key(one, "a") is ("a" in keys)
+    queue = Queue()
+    message = queue.put(KEYS=keys) if keys else queue.put()
+    assert by_key.has_key(message, "") is has
+    assert by_key.has_key(message, "a") is ("a" in keys)
 
 
 def test_several_brokers(tmp_path: Path, rmqctl: Runner) -> None:
     both = [Queue(broker=name) for name in ("broker-a", "broker-b")]
-    for made in both:
+    for queue in both:
         index = Index(T0)
-        index.add(made.put(made.broker.encode(), KEYS="same"), "same")
-        made.write(tmp_path)
-        upload(tmp_path, index.compacted(), broker=made.broker)
+        index.add(queue.put(queue.broker.encode(), KEYS="same"), "same")
+        queue.write(tmp_path)
+        upload(tmp_path, index.compacted(), broker=queue.broker)
     words = ["tiered", "query", "key", tmp_path, "--topic", TOPIC, "--key", "same", "-o", "jsonl"]
     alone = rmqctl(*words, "--broker", "broker-b").expect(0).jsonl()
     assert [row["body"] for row in alone] == ["broker-b"]
@@ -383,13 +387,13 @@ def test_several_brokers(tmp_path: Path, rmqctl: Runner) -> None:
 
 
 def test_an_index_file_that_may_not_be_read(tmp_path: Path, rmqctl: Runner) -> None:
-    made = queue_of(3)
+    queue = queue_of(3)
     index = Index(T0)
-    for one in made.records:
-        index.add(one, "same")
-    made.write(tmp_path / "tier")
+    for record in queue.records:
+        index.add(record, "same")
+    queue.write(tmp_path / "tier")
     upload(tmp_path / "tier", index.compacted())
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
+    write_metadata(tmp_path, {TOPIC: 0}, [queue])
     (tmp_path / "tiered_index_file").mkdir()
     os.mkfifo(tmp_path / "tiered_index_file" / str(T0 + 5))
     result = rmqctl("tiered", "query", "key", tmp_path / "tier", "--topic", TOPIC, "--key",

@@ -49,13 +49,13 @@ def test_without_metadata_the_answers_are_the_same(golden: GoldenFolder) -> None
 
 
 def made_queue(times: list[int], root: Path, *, per_segment: int = 3, v6: bool = False) -> Tier:
-    made = Queue()
+    queue = Queue()
     for number, when in enumerate(times):
         if number and number % per_segment == 0:
-            made.roll_units()
-        made.put(when=when, v6=v6)
-    made.write(root / "tier")
-    write_metadata(root, {TOPIC: 0}, [made])
+            queue.roll_units()
+        queue.put(when=when, v6=v6)
+    queue.write(root / "tier")
+    write_metadata(root, {TOPIC: 0}, [queue])
     return Tier.open(str(root / "tier"))
 
 
@@ -95,19 +95,19 @@ def test_a_time_between_two_segments(tmp_path: Path) -> None:
     with made_queue([T0, T0 + 10, T0 + 50, T0 + 60], tmp_path, per_segment=2) as tier:
         queue = queue_of(tier)
         assert by_time.at_time(queue, T0 + 30).queue_offset == 2
-        found = by_time.as_broker(queue, tier.metadata, T0 + 30)
-        assert found in (1, 2)  # whichever segment its search ends in
+        queue_offset = by_time.as_broker(queue, tier.metadata, T0 + 30)
+        assert queue_offset in (1, 2)  # whichever segment its search ends in
 
 
 def test_a_broker_fails_in_what_is_expired(tmp_path: Path) -> None:
-    made = Queue()
+    flat_queue = Queue()
     for number in range(12):
         if number == 6:
-            made.roll_log()
-        made.put()
-    made.write(tmp_path / "tier")
-    write_metadata(tmp_path, {TOPIC: 0}, [made])
-    made.log_path(tmp_path / "tier", 0).unlink()
+            flat_queue.roll_log()
+        flat_queue.put()
+    flat_queue.write(tmp_path / "tier")
+    write_metadata(tmp_path, {TOPIC: 0}, [flat_queue])
+    flat_queue.log_path(tmp_path / "tier", 0).unlink()
     with Tier.open(str(tmp_path / "tier")) as tier:
         queue = queue_of(tier)
         assert by_time.at_time(queue, T0).queue_offset == 6
@@ -152,11 +152,11 @@ def test_damage_is_passed_over(tmp_path: Path, rmqctl: Runner) -> None:
 def test_against_a_list(steps: list[int], when: int, per_segment: int,
                         tmp_path_factory: pytest.TempPathFactory) -> None:
     times = sorted(steps)
-    with made_queue([T0 + one for one in times], tmp_path_factory.mktemp("times"),
+    with made_queue([T0 + time for time in times], tmp_path_factory.mktemp("times"),
                     per_segment=per_segment) as tier:
         queue = queue_of(tier)
-        lower = sum(one < when for one in times)
-        behind = sum(one <= when for one in times)
+        lower = sum(time < when for time in times)
+        behind = sum(time <= when for time in times)
         assert by_time.at_time(queue, T0 + when).queue_offset == lower
         assert by_time.at_time(queue, T0 + when, upper=True).queue_offset == (
             behind - 1 if behind > lower else lower)
@@ -179,12 +179,12 @@ def test_the_command(golden: GoldenFolder, rmqctl: Runner) -> None:
              str(flat["queueId"])]
     for when, lower, upper in flat["offsetByTime"]:
         for broker in ([], ["--as-broker"]):
-            found = rmqctl(*words, "--time", str(when), *broker, "-o", "json").expect(0).json()
-            assert found["queue_offset"] == lower
-            assert (found["min_offset"], found["max_offset"], found["from"]) == (
+            answer = rmqctl(*words, "--time", str(when), *broker, "-o", "json").expect(0).json()
+            assert answer["queue_offset"] == lower
+            assert (answer["min_offset"], answer["max_offset"], answer["from"]) == (
                 flat["cqMin"], flat["cqCommit"], "tier")
             place = {row[0]: row[1] for row in flat["messages"]}.get(lower)
-            assert found["physical_offset"] == place
+            assert answer["physical_offset"] == place
             assert rmqctl(*words, "--time", str(when), "--boundary", "upper", *broker, "-o",
                           "json").json()["queue_offset"] == upper
     when, lower, _ = flat["offsetByTime"][3]

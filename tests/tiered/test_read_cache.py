@@ -33,13 +33,13 @@ def test_it_knows_what_the_last_read_gave() -> None:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> FlatQueue:
-    made = Queue()
+    queue = Queue()
     for number in range(200):
-        made.put(b"%d" % number * 50, TAGS="AB"[number % 2])
-    made.write(tmp_path)
-    found = Tier.open(str(tmp_path)).queue(TOPIC, 0)
-    assert found is not None
-    return found
+        queue.put(b"%d" % number * 50, TAGS="AB"[number % 2])
+    queue.write(tmp_path)
+    flat_queue = Tier.open(str(tmp_path)).queue(TOPIC, 0)
+    assert flat_queue is not None
+    return flat_queue
 
 
 @pytest.mark.parametrize("count", [1, 7, 32])
@@ -49,10 +49,10 @@ def test_pulls_are_right_however_little_is_read(count: int, limits: PullLimits,
                                                 queue: FlatQueue) -> None:
     cache = ReadAhead()
     at, seen = 0, []
-    while (found := get_message.get(queue, at, count, cache=cache,
-                                    limits=limits)).status == get_message.FOUND:
-        seen += [one.queue_offset for one in found.messages]
-        at = found.next_offset
+    while (pulled := get_message.get(queue, at, count, cache=cache,
+                                     limits=limits)).status == get_message.FOUND:
+        seen += [message.queue_offset for message in pulled.messages]
+        at = pulled.next_offset
     assert seen == list(range(200))
 
 
@@ -79,7 +79,7 @@ def test_it_spares_reads(queue: FlatQueue, monkeypatch: pytest.MonkeyPatch) -> N
 def test_tags(cached: bool, queue: FlatQueue) -> None:
     cache = ReadAhead() if cached else None
     odd = get_message.get(queue, 0, 10, cache=cache, matching=Matching("B"))
-    assert [one.queue_offset for one in odd.messages] == (
+    assert [message.queue_offset for message in odd.messages] == (
         list(range(1, 20, 2)) if cached else list(range(1, 10, 2)))
     assert odd.next_offset == (20 if cached else 10)
     none = get_message.get(queue, 0, 10, cache=cache, matching=Matching("C || D"))
@@ -90,30 +90,30 @@ def test_tags(cached: bool, queue: FlatQueue) -> None:
 
 
 def test_tags_with_the_same_code(tmp_path: Path) -> None:
-    made = Queue()
+    queue = Queue()
     for tag in ("Aa", "BB", "Aa"):  # one hash in Java
-        made.put(TAGS=tag)
-    made.write(tmp_path)
+        queue.put(TAGS=tag)
+    queue.write(tmp_path)
     with Tier.open(str(tmp_path)) as tier:
-        found = get_message.get(tier.queue(TOPIC, 0), 0, 9, matching=Matching("Aa"))
-    assert [one.queue_offset for one in found.messages] == [0, 2]
+        pulled = get_message.get(tier.queue(TOPIC, 0), 0, 9, matching=Matching("Aa"))
+    assert [message.queue_offset for message in pulled.messages] == [0, 2]
 
 
 def test_what_cannot_be_split_does_not_move_the_others(tmp_path: Path) -> None:
     """A broker puts the messages behind it one offset to the front, and hangs at its own."""
-    made = Queue()
+    flat_queue = Queue()
     for _ in range(9):
-        made.put()
-    made.write(tmp_path)
-    path = made.log_path(tmp_path)
+        flat_queue.put()
+    flat_queue.write(tmp_path)
+    path = flat_queue.log_path(tmp_path)
     data = bytearray(path.read_bytes())
-    data[made.records[3].physical_offset + 4] ^= 1
+    data[flat_queue.records[3].physical_offset + 4] ^= 1
     path.write_bytes(data)
     with Tier.open(str(tmp_path)) as tier:
         queue = tier.queue(TOPIC, 0)
         for cache in (None, ReadAhead()):
-            found = get_message.get(queue, 0, 32, cache=cache)
-            assert [one.queue_offset for one in found.messages] == [0, 1, 2, 4, 5, 6, 7, 8]
-            assert found.next_offset == 9
+            pulled = get_message.get(queue, 0, 32, cache=cache)
+            assert [message.queue_offset for message in pulled.messages] == [0, 1, 2, 4, 5, 6, 7, 8]
+            assert pulled.next_offset == 9
             alone = get_message.get(queue, 3, 1, cache=cache)
             assert alone.next_offset > 3

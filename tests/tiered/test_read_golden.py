@@ -22,12 +22,12 @@ def test_all_messages(state: str, golden: GoldenFolder) -> None:
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
             assert (queue.min_offset, queue.commit_offset) == (flat["cqMin"], flat["cqCommit"])
-            found = list(messages.messages(queue))
-            assert not [one for one in found if isinstance(one, messages.MessageFault)]
-            assert [(one.queue_offset, one.physical_offset, one.total_size,
-                     hashlib.sha1(one.body).hexdigest(),
-                     hashlib.sha1(message.build(one)).hexdigest()) for one in found
-                    if not isinstance(one, messages.MessageFault)] == [
+            records = list(messages.messages(queue))
+            assert not [record for record in records if isinstance(record, messages.MessageFault)]
+            assert [(record.queue_offset, record.physical_offset, record.total_size,
+                     hashlib.sha1(record.body).hexdigest(),
+                     hashlib.sha1(message.build(record)).hexdigest()) for record in records
+                    if not isinstance(record, messages.MessageFault)] == [
                 (row[0], row[1], row[2], row[5], row[6]) for row in flat["messages"]]
 
 
@@ -42,15 +42,15 @@ def test_pulls(state: str, count: int, cached: bool, golden: GoldenFolder) -> No
             cache = ReadAhead() if cached else None
             seen: list[get_message.Fetched] = []
             at = flat["cqMin"]
-            while (found := get_message.get(
+            while (pulled := get_message.get(
                     queue, at, count, cache=cache)).status == get_message.FOUND:
-                assert found.next_offset == at + len(found.messages)
-                assert 0 < len(found.messages) <= count
-                seen += found.messages
-                at = found.next_offset
-            assert (found.status, at) == (get_message.OVERFLOW_ONE, flat["cqCommit"])
-            assert [(one.queue_offset, one.offset, len(one.data), one.tags_code)
-                    for one in seen] == [tuple(row[:4]) for row in flat["messages"]]
+                assert pulled.next_offset == at + len(pulled.messages)
+                assert 0 < len(pulled.messages) <= count
+                seen += pulled.messages
+                at = pulled.next_offset
+            assert (pulled.status, at) == (get_message.OVERFLOW_ONE, flat["cqCommit"])
+            assert [(fetched.queue_offset, fetched.offset, len(fetched.data), fetched.tags_code)
+                    for fetched in seen] == [tuple(row[:4]) for row in flat["messages"]]
 
 
 @pytest.mark.parametrize("state", golden_sets.TIERS)
@@ -60,15 +60,16 @@ def test_a_pull_reads_at_most_two_segments(state: str, golden: GoldenFolder) -> 
         for flat in golden_sets.flat_files(golden(golden_sets.TIERED)):
             queue = tier.queue(flat["topic"], flat["queueId"])
             assert queue is not None
-            bases = [one["baseOffset"] // 20 for one in flat["consumeQueueSegments"]]
+            bases = [consume_queue_segment["baseOffset"] // 20
+                     for consume_queue_segment in flat["consumeQueueSegments"]]
             bases.append(flat["cqCommit"])
             for number, base in enumerate(bases[:-1]):
-                found = get_message.get(queue, base + 1, 4096)
+                pulled = get_message.get(queue, base + 1, 4096)
                 reach = bases[min(number + 2, len(bases) - 1)]
-                assert found.next_offset <= reach
+                assert pulled.next_offset <= reach
                 # Fewer only where the messages lie in more than two segments of the log.
                 if len(flat["commitLogSegments"]) <= 2:
-                    assert found.next_offset == reach
+                    assert pulled.next_offset == reach
 
 
 @pytest.mark.parametrize("state", golden_sets.TIERS)
@@ -77,7 +78,7 @@ def test_the_command_shows_them(state: str, golden: GoldenFolder, rmqctl: Runner
     rows = rmqctl("tiered", "read", root, "-o", "jsonl").expect(0).jsonl()
     wanted = [(flat["topic"], flat["queueId"], row[0], row[1])
               for flat in sorted(golden_sets.flat_files(golden(golden_sets.TIERED)),
-                                  key=lambda one: (one["topic"], one["queueId"]))
+                                  key=lambda queue: (queue["topic"], queue["queueId"]))
               for row in flat["messages"]]
     assert [(row["topic"], row["queue_id"], row["queue_offset"], row["physical_offset"])
             for row in rows] == wanted

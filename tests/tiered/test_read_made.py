@@ -17,10 +17,10 @@ from tests.conftest import GoldenFolder, Runner
 from tests.tiered.made import TOPIC, Queue
 
 
-def opened(made: Queue, root: Path) -> tuple[Tier, FlatQueue]:
-    made.write(root)
+def opened(flat_queue: Queue, root: Path) -> tuple[Tier, FlatQueue]:
+    flat_queue.write(root)
     tier = Tier.open(str(root))
-    queue = tier.queue(made.topic, made.queue_id)
+    queue = tier.queue(flat_queue.topic, flat_queue.queue_id)
     assert queue is not None
     return tier, queue
 
@@ -41,56 +41,56 @@ def pulled(queue: FlatQueue, count: int, *, cached: bool = False,
     seen: list[int] = []
     at = queue.min_offset
     while True:
-        found = get_message.get(queue, at, count, cache=cache, limits=limits)
-        if found.status not in (get_message.FOUND, get_message.NO_MATCH):
+        pulled = get_message.get(queue, at, count, cache=cache, limits=limits)
+        if pulled.status not in (get_message.FOUND, get_message.NO_MATCH):
             return seen
-        assert found.next_offset > at
-        seen += [one.queue_offset for one in found.messages]
-        at = found.next_offset
+        assert pulled.next_offset > at
+        seen += [message.queue_offset for message in pulled.messages]
+        at = pulled.next_offset
 
 
 def rolled(codas: bool) -> Queue:
     """Five messages in each of three segments of the log, four units in each of the queue's."""
-    made = Queue()
+    queue = Queue()
     for number in range(15):
         if number in (5, 10):
-            made.roll_log(coda=codas)
+            queue.roll_log(coda=codas)
         if number % 4 == 0 and number:
-            made.roll_units()
-        made.put(b"body %d" % number * 9)
-    return made
+            queue.roll_units()
+        queue.put(b"body %d" % number * 9)
+    return queue
 
 
 @pytest.mark.parametrize("codas", [False, True])
 def test_borders_of_segments(codas: bool, tmp_path: Path) -> None:
-    made = rolled(codas)
-    tier, queue = opened(made, tmp_path)
+    flat_queue = rolled(codas)
+    tier, queue = opened(flat_queue, tmp_path)
     with tier:
-        assert read(queue) == made.records
+        assert read(queue) == flat_queue.records
         for count in (1, 3, 32):
             for cached in (False, True):
                 assert pulled(queue, count, cached=cached) == list(range(15))
         whole = get_message.get(queue, 0, 32)
-        assert [one.queue_offset for one in whole.messages] == list(range(8))
+        assert [message.queue_offset for message in whole.messages] == list(range(8))
 
 
 def test_a_unit_may_lead_to_the_coda_in_front_of_its_message(tmp_path: Path) -> None:
-    made = Queue()
+    flat_queue = Queue()
     for number in range(9):
-        made.put(b"x" * number, coda_first=number in (0, 4, 8))
-    tier, queue = opened(made, tmp_path)
+        flat_queue.put(b"x" * number, coda_first=number in (0, 4, 8))
+    tier, queue = opened(flat_queue, tmp_path)
     with tier:
-        assert read(queue) == made.records
+        assert read(queue) == flat_queue.records
         assert pulled(queue, 32) == pulled(queue, 1) == list(range(9))
 
 
 def test_empty_segments(tmp_path: Path) -> None:
-    made = rolled(codas=False)
-    made.roll_log()
-    made.roll_units()
-    tier, queue = opened(made, tmp_path)
+    flat_queue = rolled(codas=False)
+    flat_queue.roll_log()
+    flat_queue.roll_units()
+    tier, queue = opened(flat_queue, tmp_path)
     with tier:
-        assert read(queue) == made.records
+        assert read(queue) == flat_queue.records
         assert pulled(queue, 32, cached=True) == list(range(15))
 
 
@@ -103,12 +103,12 @@ def test_a_queue_without_anything(tmp_path: Path) -> None:
 
 
 def test_statuses_of_a_queue_that_does_not_begin_at_0(tmp_path: Path) -> None:
-    made = Queue(first=100)
+    flat_queue = Queue(first=100)
     for _ in range(5):
-        made.put()
-    tier, queue = opened(made, tmp_path)
+        flat_queue.put()
+    tier, queue = opened(flat_queue, tmp_path)
     with tier:
-        assert [(one.status, one.next_offset) for one in (
+        assert [(value.status, value.next_offset) for value in (
             get_message.get(queue, at, 2) for at in (-1, 99, 100, 104, 105, 106))] == [
             (get_message.TOO_SMALL, 100), (get_message.TOO_SMALL, 100), (get_message.FOUND, 102),
             (get_message.FOUND, 105), (get_message.OVERFLOW_ONE, 105),
@@ -116,95 +116,96 @@ def test_statuses_of_a_queue_that_does_not_begin_at_0(tmp_path: Path) -> None:
 
 
 def test_limits_of_one_read(tmp_path: Path) -> None:
-    made = Queue()
+    flat_queue = Queue()
     for _ in range(12):
-        made.put(b"x" * 1000)
-    size = made.records[0].total_size
-    tier, queue = opened(made, tmp_path)
+        flat_queue.put(b"x" * 1000)
+    size = flat_queue.records[0].total_size
+    tier, queue = opened(flat_queue, tmp_path)
     with tier:
         def ends(**limits: int) -> tuple[int, int]:
-            found = get_message.get(queue, 0, 32, limits=get_message.PullLimits(**limits))
-            return len(found.messages), found.next_offset
+            pulled = get_message.get(queue, 0, 32, limits=get_message.PullLimits(**limits))
+            return len(pulled.messages), pulled.next_offset
 
         assert ends(count=5) == (5, 5)
         assert ends(size=3 * size) == (3, 3)
         assert ends(size=3 * size - 1) == (2, 2)
         assert ends(size=1) == (1, 1)
         cache = ReadAhead()
-        found = get_message.get(queue, 0, 32, cache=cache,
-                                limits=get_message.PullLimits(transfer=2 * size + 1))
-        assert len(found.messages) == 3
+        get_result = get_message.get(queue, 0, 32, cache=cache,
+                                     limits=get_message.PullLimits(transfer=2 * size + 1))
+        assert len(get_result.messages) == 3
         limits = get_message.PullLimits(count=2)
         assert pulled(queue, 32, cached=True, limits=limits) == list(range(12))
 
 
 def test_expired_messages_are_passed_over(tmp_path: Path) -> None:
-    made = rolled(codas=False)
-    made.write(tmp_path)
-    made.log_path(tmp_path, 0).unlink()
+    flat_queue = rolled(codas=False)
+    flat_queue.write(tmp_path)
+    flat_queue.log_path(tmp_path, 0).unlink()
     with Tier.open(str(tmp_path)) as tier:
         queue = tier.queue(TOPIC, 0)
         assert queue is not None
         assert (queue.cq_start, queue.min_offset, messages.held_from(queue)) == (0, 5, 5)
-        assert read(queue) == made.records[5:]
+        assert read(queue) == flat_queue.records[5:]
         assert (get_message.get(queue, 4, 1).status, get_message.get(queue, 4, 1).next_offset) == (
             get_message.TOO_SMALL, 5)
         gone = list(messages.messages(queue, 3, 6))
-        assert [type(one) for one in gone] == [messages.MessageFault, messages.MessageFault, Record]
+        assert [type(message)
+                for message in gone] == [messages.MessageFault, messages.MessageFault, Record]
         assert "expired" in str(gone[0])
 
 
 def test_a_damaged_first_message_hides_no_other(tmp_path: Path) -> None:
     """A broker takes its queue offset for the queue's first, and shows nothing before that."""
-    made = rolled(codas=False)
-    made.write(tmp_path)
-    flip(made.log_path(tmp_path), 20)
+    flat_queue = rolled(codas=False)
+    flat_queue.write(tmp_path)
+    flip(flat_queue.log_path(tmp_path), 20)
     with Tier.open(str(tmp_path)) as tier:
         queue = tier.queue(TOPIC, 0)
         assert queue is not None
-        found = read(queue)
-        assert found[1:] == made.records[1:]
-        assert isinstance(found[0], messages.MessageFault)
-        assert (found[0].queue_offset, found[0].field) == (0, "queue_offset")
+        records = read(queue)
+        assert records[1:] == flat_queue.records[1:]
+        assert isinstance(records[0], messages.MessageFault)
+        assert (records[0].queue_offset, records[0].field) == (0, "queue_offset")
 
 
 @pytest.mark.parametrize("where", ["log", "units"])
 def test_a_missing_segment_in_the_middle(where: str, tmp_path: Path) -> None:
-    made = rolled(codas=False)
-    made.write(tmp_path)
-    (made.log_path if where == "log" else made.units_path)(tmp_path, 1).unlink()
+    flat_queue = rolled(codas=False)
+    flat_queue.write(tmp_path)
+    (flat_queue.log_path if where == "log" else flat_queue.units_path)(tmp_path, 1).unlink()
     lost = range(5, 10) if where == "log" else range(4, 8)
     with Tier.open(str(tmp_path)) as tier:
         queue = tier.queue(TOPIC, 0)
         assert queue is not None
-        found = read(queue)
-        assert [one for one in found if isinstance(one, Record)] == [
-            one for one in made.records if one.queue_offset not in lost]
-        faults = [one for one in found if isinstance(one, messages.MessageFault)]
-        assert [(one.queue_offset, one.count) for one in faults] == (
+        records = read(queue)
+        assert [record for record in records if isinstance(record, Record)] == [
+            record for record in flat_queue.records if record.queue_offset not in lost]
+        faults = [record for record in records if isinstance(record, messages.MessageFault)]
+        assert [(fault.queue_offset, fault.count) for fault in faults] == (
             [(number, 1) for number in lost] if where == "log" else [(4, 4)])
 
 
 @pytest.mark.parametrize("size", [1, 19, 27])
 def test_a_torn_consumequeue(size: int, tmp_path: Path) -> None:
-    made = rolled(codas=False)
-    made.write(tmp_path)
-    path = made.units_path(tmp_path, 3)
+    flat_queue = rolled(codas=False)
+    flat_queue.write(tmp_path)
+    path = flat_queue.units_path(tmp_path, 3)
     path.write_bytes(path.read_bytes()[:size])
     with Tier.open(str(tmp_path)) as tier:
         queue = tier.queue(TOPIC, 0)
         assert queue is not None
-        assert read(queue) == made.records[:12 + size // 20]
+        assert read(queue) == flat_queue.records[:12 + size // 20]
 
 
 def test_orphans_are_not_shown(tmp_path: Path) -> None:
-    made = Queue()
+    flat_queue = Queue()
     for _ in range(6):
-        made.put()
-        made.orphan()
-    tier, queue = opened(made, tmp_path)
+        flat_queue.put()
+        flat_queue.orphan()
+    tier, queue = opened(flat_queue, tmp_path)
     with tier:
-        assert read(queue) == made.records
+        assert read(queue) == flat_queue.records
         assert pulled(queue, 32) == list(range(6))
 
 
@@ -212,9 +213,9 @@ def test_orphans_are_not_shown(tmp_path: Path) -> None:
                                            (28, None), (84, "total_size")])
 def test_a_flipped_byte_costs_one_message(at: int, field: str | None, tmp_path: Path,
                                           rmqctl: Runner) -> None:
-    made = rolled(codas=True)
-    made.write(tmp_path)
-    flip(made.log_path(tmp_path), made.records[2].physical_offset + at)
+    queue = rolled(codas=True)
+    queue.write(tmp_path)
+    flip(queue.log_path(tmp_path), queue.records[2].physical_offset + at)
     result = rmqctl("tiered", "read", tmp_path, "--topic", TOPIC, "-o", "jsonl")
     seen = [row["queue_offset"] for row in result.jsonl()]
     if field is None:  # a place that is not its own: what verify is for
@@ -222,47 +223,47 @@ def test_a_flipped_byte_costs_one_message(at: int, field: str | None, tmp_path: 
         return
     result.expect(1)
     assert seen == [number for number in range(15) if number != 2]
-    path = os.fspath(made.log_path(tmp_path))
-    assert f"{TOPIC}/0: queue offset 2: {path} @{made.records[2].physical_offset} field" in (
+    path = os.fspath(queue.log_path(tmp_path))
+    assert f"{TOPIC}/0: queue offset 2: {path} @{queue.records[2].physical_offset} field" in (
         result.err)
 
 
 def test_a_flipped_byte_in_a_body_is_named(tmp_path: Path, rmqctl: Runner) -> None:
-    made = rolled(codas=False)
-    made.write(tmp_path)
-    flip(made.log_path(tmp_path), made.records[2].physical_offset + 90)
+    queue = rolled(codas=False)
+    queue.write(tmp_path)
+    flip(queue.log_path(tmp_path), queue.records[2].physical_offset + 90)
     result = rmqctl("tiered", "read", tmp_path, "-o", "jsonl").expect(1)
     assert [row["queue_offset"] for row in result.jsonl() if not row["crc_ok"]] == [2]
     assert "1 message has a body CRC mismatch" in result.err
 
 
 def test_every_byte_of_a_unit(tmp_path: Path, rmqctl: Runner) -> None:
-    made = rolled(codas=False)
-    made.write(tmp_path)
+    queue = rolled(codas=False)
+    queue.write(tmp_path)
     for at in range(20, 32):
-        flip(made.units_path(tmp_path), at)
+        flip(queue.units_path(tmp_path), at)
         result = rmqctl("tiered", "read", tmp_path, "-o", "jsonl").expect(1)
         assert [row["queue_offset"] for row in result.jsonl()] == [
             number for number in range(15) if number != 1], at
         assert "queue offset 1" in result.err
-        flip(made.units_path(tmp_path), at)
+        flip(queue.units_path(tmp_path), at)
 
 
 def test_much_damage_is_reported_in_few_words(tmp_path: Path, rmqctl: Runner) -> None:
-    made = Queue()
+    queue = Queue()
     for _ in range(50):
-        made.put()
-    made.write(tmp_path)
-    made.log_path(tmp_path).write_bytes(b"\xff" * made.log_end)
+        queue.put()
+    queue.write(tmp_path)
+    queue.log_path(tmp_path).write_bytes(b"\xff" * queue.log_end)
     result = rmqctl("tiered", "read", tmp_path).expect(1)
     assert len(result.err.splitlines()) <= 13
     assert "40 more queue offsets up to 49 do not point to a message" in result.err
 
 
 def test_a_segment_that_may_not_be_read(tmp_path: Path, rmqctl: Runner) -> None:
-    made = rolled(codas=False)
-    made.write(tmp_path)
-    path = made.log_path(tmp_path, 1)
+    queue = rolled(codas=False)
+    queue.write(tmp_path)
+    path = queue.log_path(tmp_path, 1)
     path.unlink()
     os.mkfifo(path)
     result = rmqctl("tiered", "read", tmp_path, "-o", "jsonl").expect(1, 5)
@@ -270,21 +271,21 @@ def test_a_segment_that_may_not_be_read(tmp_path: Path, rmqctl: Runner) -> None:
 
 
 def test_ipv6_messages(tmp_path: Path) -> None:
-    made = Queue()
+    flat_queue = Queue()
     for number in range(6):
-        made.put(b"six", v6=number % 2 == 0)
-    tier, queue = opened(made, tmp_path)
+        flat_queue.put(b"six", v6=number % 2 == 0)
+    tier, queue = opened(flat_queue, tmp_path)
     with tier:
-        assert read(queue) == made.records
+        assert read(queue) == flat_queue.records
         assert pulled(queue, 2, cached=True) == list(range(6))
 
 
 def test_a_large_run_is_read_in_bounded_parts(tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Queue()
+    flat_queue = Queue()
     for _ in range(40):
-        made.put(b"x" * 1000)
-    tier, queue = opened(made, tmp_path)
+        flat_queue.put(b"x" * 1000)
+    tier, queue = opened(flat_queue, tmp_path)
     lengths = []
     real = queue.commit_log.reader.read
 
@@ -294,7 +295,7 @@ def test_a_large_run_is_read_in_bounded_parts(tmp_path: Path,
 
     monkeypatch.setattr(queue.commit_log.reader, "read", watched)
     with tier:
-        assert list(messages.messages(queue, span=5000)) == made.records
+        assert list(messages.messages(queue, span=5000)) == flat_queue.records
     assert max(lengths) <= 5000 + 16
 
 
@@ -335,21 +336,21 @@ def test_bytes_at_random(golden_copy: GoldenFolder, seed: int, rmqctl: Runner) -
 
 def test_several_brokers_and_numbers_beyond_all(tmp_path: Path, rmqctl: Runner) -> None:
     for broker in ("broker-a", "broker-b"):
-        made = Queue(broker=broker)
-        made.put(broker.encode())
-        made.write(tmp_path)
+        queue = Queue(broker=broker)
+        queue.put(broker.encode())
+        queue.write(tmp_path)
     words = ["tiered", "read", tmp_path, "--topic", TOPIC, "-o", "jsonl"]
     assert [row["body"] for row in rmqctl(*words).expect(0).jsonl()] == ["broker-a", "broker-b"]
     assert [row["body"] for row in rmqctl(*words, "--broker", "broker-b").jsonl()] == ["broker-b"]
     place = ["--topic", TOPIC, "--queue", "0"]
     both = rmqctl("tiered", "query", "offset", tmp_path, *place, "--offset", "0").expect(2)
     assert "choose one with --broker" in both.err
-    one = [*place, "--broker", "broker-a"]
+    names = [*place, "--broker", "broker-a"]
     for number in (1 << 62, (1 << 63) - 1):
-        rmqctl("tiered", "read", tmp_path, *one, "--offset", str(number)).expect(0)
-        rmqctl("tiered", "query", "offset", tmp_path, *one, "--offset", str(number)).expect(1)
-        rmqctl("tiered", "query", "offset", tmp_path, *one, "--phy", str(number)).expect(1)
-        rmqctl("tiered", "query", "offset", tmp_path, *one, "--offset", str(number),
+        rmqctl("tiered", "read", tmp_path, *names, "--offset", str(number)).expect(0)
+        rmqctl("tiered", "query", "offset", tmp_path, *names, "--offset", str(number)).expect(1)
+        rmqctl("tiered", "query", "offset", tmp_path, *names, "--phy", str(number)).expect(1)
+        rmqctl("tiered", "query", "offset", tmp_path, *names, "--offset", str(number),
                "--as-broker").expect(1)
     for when in ("0", str((1 << 63) - 1)):
-        rmqctl("tiered", "query", "time", tmp_path, *one, "--time", when).expect(0)
+        rmqctl("tiered", "query", "time", tmp_path, *names, "--time", when).expect(0)

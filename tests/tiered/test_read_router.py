@@ -24,12 +24,13 @@ from tests.support import golden as golden_sets
 from tests.tiered.made import TOPIC, Queue, small_tier
 
 SET = "5.3.3/tiered"
-STATES = [one.id for one in golden_sets.golden_stores() if one.kind == "tiered"]
+STATES = [golden_store.id for golden_store in golden_sets.golden_stores()
+          if golden_store.kind == "tiered"]
 
 
 def expect(golden: GoldenFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((golden(SET) / "expect.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((golden(SET) / "expect.json").read_text())
+    return document
 
 
 @contextmanager
@@ -45,10 +46,10 @@ def test_pulls_as_the_engine(state: str, golden: GoldenFolder) -> None:
     with routed(golden(state)) as router:
         for queue in expect(golden)["queues"]:
             for offset, status, next_begin, least, most, places in queue["getMessage5"]:
-                found = router.get(queue["topic"], queue["queueId"], offset, 5)
-                assert (found.status, found.next_offset, found.min, found.max) == (
+                pulled = router.get(queue["topic"], queue["queueId"], offset, 5)
+                assert (pulled.status, pulled.next_offset, pulled.min, pulled.max) == (
                     status, next_begin, least, most)
-                assert [one.physical_offset for one in found.records] == places
+                assert [record.physical_offset for record in pulled.records] == places
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -57,19 +58,21 @@ def test_times_as_the_engine(state: str, golden: GoldenFolder) -> None:
         for queue in expect(golden)["queues"]:
             for when, lower, both in queue["offsetByTime"]:
                 for upper in (False, True):
-                    found = router.at_time(queue["topic"], queue["queueId"], when, upper=upper,
-                                           as_broker=True)
-                    assert found is not None
-                    assert found.queue_offset == (both[upper] if both else lower)
+                    at_time = router.at_time(queue["topic"], queue["queueId"], when, upper=upper,
+                                             as_broker=True)
+                    assert at_time is not None
+                    assert at_time.queue_offset == (both[upper] if both else lower)
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_keys_as_the_engine(state: str, golden: GoldenFolder) -> None:
     with routed(golden(state)) as router, IndexFiles.open(router.tier) as files:
         for query in expect(golden)["queries"]:
-            found = routed_key(router, files, query["topic"], query["key"], begin=query["begin"],
-                               end=query["end"], most=query["max"], as_broker=True)
-            assert [one.physical_offset for one in found.records] == query["queryMessage"]
+            key_matches = routed_key(router, files, query["topic"], query["key"],
+                                     begin=query["begin"],
+                                     end=query["end"], most=query["max"], as_broker=True)
+            assert [record.physical_offset
+                    for record in key_matches.records] == query["queryMessage"]
 
 
 # -- a log that lost its head -------------------------------------------------------------------
@@ -80,13 +83,13 @@ def expired(golden_copy: GoldenFolder) -> Path:
     """The golden store whose local log has only its last files: the tier has the rest."""
     root = golden_copy(f"{SET}/store")
     files = sorted((root / "commitlog").iterdir())
-    for one in files[:len(files) // 2]:
-        one.unlink()
+    for file in files[:len(files) // 2]:
+        file.unlink()
     return root
 
 
 def queues(golden: GoldenFolder) -> list[tuple[str, int, int]]:
-    return [(one["topic"], one["queueId"], one["max"]) for one in expect(golden)["queues"]]
+    return [(queue["topic"], queue["queueId"], queue["max"]) for queue in expect(golden)["queues"]]
 
 
 @pytest.mark.parametrize("strategy", list(Strategy))
@@ -95,8 +98,8 @@ def test_all_messages_whoever_has_them(strategy: Strategy, golden: GoldenFolder,
     with routed(expired, strategy) as router:
         for topic, queue_id, end in queues(golden):
             pulls = list(router.pulls(topic, queue_id))
-            seen = [one.queue_offset for _, found in pulls for one in found.records]
-            sides = {found.side for _, found in pulls if found.records}
+            seen = [record.queue_offset for _, pull in pulls for record in pull.records]
+            sides = {pull.side for _, pull in pulls if pull.records}
             if strategy is Strategy.DISABLE:
                 assert seen == list(range(seen[0], end))
                 assert seen[0] > 0
@@ -128,8 +131,9 @@ def test_what_counts_as_in_memory(golden: GoldenFolder) -> None:
 
 
 def test_strategies_by_name() -> None:
-    assert [Strategy.of(one) for one in ("disable", "NOT_IN_DISK", "not-in-mem", "Force")] == list(
-        Strategy)
+    assert [Strategy.of(name)
+            for name in ("disable", "NOT_IN_DISK", "not-in-mem", "Force")] == list(
+                Strategy)
     with pytest.raises(UsageError, match="valid: disable, not-in-disk"):
         Strategy.of("sometimes")
 
@@ -137,20 +141,20 @@ def test_strategies_by_name() -> None:
 def test_the_smaller_min_and_the_tiers_max(golden: GoldenFolder, expired: Path) -> None:
     topic, queue_id, end = queues(golden)[0]
     with routed(expired, Strategy.FORCE) as router:
-        found = router.get(topic, queue_id, 0, 3)
-        assert (found.side, found.min, found.max) == ("tier", 0, end)
+        pulled = router.get(topic, queue_id, 0, 3)
+        assert (pulled.side, pulled.min, pulled.max) == ("tier", 0, end)
         assert router.min_offset(topic, queue_id) == 0
 
 
 def test_an_empty_local_log_leaves_it_to_the_tier(golden: GoldenFolder,
                                                   golden_copy: GoldenFolder) -> None:
     root = golden_copy(f"{SET}/store")
-    for one in (root / "commitlog").iterdir():
-        one.unlink()
+    for path in (root / "commitlog").iterdir():
+        path.unlink()
     topic, queue_id, end = queues(golden)[0]
     with routed(root) as router:
-        seen = [one.queue_offset for _, found in router.pulls(topic, queue_id)
-                for one in found.records]
+        seen = [record.queue_offset for _, pull in router.pulls(topic, queue_id)
+                for record in pull.records]
         assert seen == list(range(end))
 
 
@@ -158,13 +162,14 @@ def test_local_stands_in_for_a_tier_that_fails(golden: GoldenFolder,
                                                golden_copy: GoldenFolder) -> None:
     root = golden_copy(f"{SET}/store")
     topic, queue_id, _ = queues(golden)[0]
-    for one in (root / "tieredstore").rglob("COMMIT_LOG/*"):
-        if one.parents[2].name == topic:
-            one.write_bytes(one.read_bytes()[:40])
+    for path in (root / "tieredstore").rglob("COMMIT_LOG/*"):
+        if path.parents[2].name == topic:
+            path.write_bytes(path.read_bytes()[:40])
     with routed(root, Strategy.FORCE) as router:
-        found = router.get(topic, queue_id, 5, 3)
-        assert (found.side, [one.queue_offset for one in found.records]) == ("local", [5, 6, 7])
-        assert found.trouble
+        pulled = router.get(topic, queue_id, 5, 3)
+        assert (pulled.side, [record.queue_offset for record in pulled.records]) == ("local",
+                                                                                     [5, 6, 7])
+        assert pulled.trouble
 
 
 def test_times_before_the_local_log(golden: GoldenFolder, expired: Path) -> None:
@@ -173,11 +178,11 @@ def test_times_before_the_local_log(golden: GoldenFolder, expired: Path) -> None
             earliest = router.local.earliest_time()
             for when, lower, upper in flat["offsetByTime"]:
                 for as_broker in (False, True):
-                    found = router.at_time(flat["topic"], flat["queueId"], when,
-                                           as_broker=as_broker)
-                    assert found is not None
-                    assert found.side == ("tier" if when < earliest else "local")
-                    assert found.queue_offset == lower
+                    at_time = router.at_time(flat["topic"], flat["queueId"], when,
+                                             as_broker=as_broker)
+                    assert at_time is not None
+                    assert at_time.side == ("tier" if when < earliest else "local")
+                    assert at_time.queue_offset == lower
                     above = router.at_time(flat["topic"], flat["queueId"], when, upper=True,
                                            as_broker=as_broker)
                     if above is not None and above.side == "tier":
@@ -193,9 +198,10 @@ def test_keys_over_both(golden: GoldenFolder, expired: Path, rmqctl: Runner) -> 
             key, topic = query["key"], query["topic"]
             wanted = sorted((row["queue_id"], row["queue_offset"]) for row in everything
                             if row["topic"] == topic and key in (*row["keys"], row["unique_key"]))
-            found = routed_key(router, files, topic, key, most=64)
-            assert sorted((one.queue_id, one.queue_offset) for one in found.records) == wanted
-            halves.add((bool(found.local), bool(found.tier)))
+            key_matches = routed_key(router, files, topic, key, most=64)
+            assert sorted((record.queue_id, record.queue_offset)
+                          for record in key_matches.records) == wanted
+            halves.add((bool(key_matches.local), bool(key_matches.tier)))
             few = routed_key(router, files, topic, key, most=1)
             assert len(few.records) == min(1, len(wanted))
         assert (True, False) in halves
@@ -216,7 +222,7 @@ def test_reading_both(golden: GoldenFolder, expired: Path, rmqctl: Runner) -> No
     some = rmqctl(*words, "--queue", str(queue_id), "--offset", "7", "--count", "4").expect(0)
     assert [row["queue_offset"] for row in some.jsonl()] == [7, 8, 9, 10]
     whole = rmqctl(*words).expect(0).jsonl()
-    assert len(whole) == sum(one[2] for one in queues(golden) if one[0] == topic)
+    assert len(whole) == sum(queue[2] for queue in queues(golden) if queue[0] == topic)
     times = sorted(row["store_timestamp"] for row in whole)
     part = rmqctl(*words, "--since", str(times[9]), "--until", str(times[-9])).expect(0).jsonl()
     assert part == [row for row in whole if times[9] <= row["store_timestamp"] <= times[-9]]
@@ -226,8 +232,8 @@ def test_offsets_that_nobody_has(golden: GoldenFolder, expired: Path, rmqctl: Ru
     """The tier ends before the local store begins: said, and what there is is shown."""
     topic, queue_id, end = queues(golden)[0]
     folder = next((expired / "tieredstore").rglob(f"{topic}/{queue_id}/CONSUME_QUEUE"))
-    for one in sorted(folder.iterdir(), key=lambda path: path.name[8:])[1:]:
-        one.unlink()
+    for path in sorted(folder.iterdir(), key=lambda path: path.name[8:])[1:]:
+        path.unlink()
     result = rmqctl("tiered", "read", expired, "--topic", topic, "--queue", str(queue_id),
                     "--local", expired, "-o", "jsonl").expect(1)
     seen = [row["queue_offset"] for row in result.jsonl()]
@@ -249,16 +255,17 @@ def test_query_commands_with_a_local_store(golden: GoldenFolder, expired: Path,
     pull = rmqctl("tiered", "query", "offset", expired, *place, "--offset", "0", "--as-broker",
                   *both).expect(0).json()
     assert (pull["status"], pull["from"], pull["min_offset"]) == ("FOUND", "tier", 0)
-    for one, side in ((row, "tier"), (late, "local")):
-        found = rmqctl("tiered", "query", "time", expired, *place, "--time",
-                       str(one["store_timestamp"]), *both).expect(0).json()
-        assert (found["from"], found["queue_offset"]) == (side, one["queue_offset"])
-        found = rmqctl("tiered", "query", "key", expired, "--topic", topic, "--key",
-                       one["unique_key"], *both).expect(0)
-        assert [each["queue_offset"] for each in found.json()] == [one["queue_offset"]]
+    for message, side in ((row, "tier"), (late, "local")):
+        result = rmqctl("tiered", "query", "time", expired, *place, "--time",
+                        str(message["store_timestamp"]), *both).expect(0).json()
+        assert (result["from"], result["queue_offset"]) == (side, message["queue_offset"])
+        result = rmqctl("tiered", "query", "key", expired, "--topic", topic, "--key",
+                        message["unique_key"], *both).expect(0)
+        assert [stored_message["queue_offset"]
+                for stored_message in result.json()] == [message["queue_offset"]]
     messages = rmqctl("tiered", "query", "time", expired, *place, "--time",
                       str(row["store_timestamp"]), "--messages", "--count", "2", *both).expect(0)
-    assert [each["queue_offset"] for each in messages.json()] == [0, 1]
+    assert [message["queue_offset"] for message in messages.json()] == [0, 1]
     missing = rmqctl("tiered", "query", "offset", expired, *place, "--offset", str(end), *both)
     assert "OFFSET_OVERFLOW_ONE" in missing.expect(1).err
     rmqctl("tiered", "query", "key", expired, "--topic", topic, "--key", "x",
@@ -272,8 +279,8 @@ def test_query_commands_with_a_local_store(golden: GoldenFolder, expired: Path,
 def test_damage_in_the_tier_is_named(strategy: str, golden: GoldenFolder, expired: Path,
                                      rmqctl: Runner) -> None:
     topic, queue_id, end = queues(golden)[0]
-    flat = next(one for one in expect(golden)["extra"]["flatFiles"]
-                if (one["topic"], one["queueId"]) == (topic, queue_id))
+    flat = next(flat_file for flat_file in expect(golden)["extra"]["flatFiles"]
+                if (flat_file["topic"], flat_file["queueId"]) == (topic, queue_id))
     path = next((expired / "tieredstore").rglob(
         f"{topic}/{queue_id}/COMMIT_LOG/{flat['commitLogSegments'][0]['fileName']}"))
     data = bytearray(path.read_bytes())
@@ -307,28 +314,29 @@ def test_a_damaged_first_message_in_the_tier(golden: GoldenFolder, expired: Path
 def test_local_queues_of_other_kinds(kind: str, golden: GoldenFolder, tmp_path: Path) -> None:
     """What a broker gives of a compacted topic, or of a batch queue, comes through as it is."""
     small_tier(tmp_path, tmp_path)
-    store = next(one for one in golden_sets.judged_stores() if one.id == f"5.3.3/{kind}/store")
+    store = next(golden_store for golden_store in golden_sets.judged_stores()
+                 if golden_store.id == f"5.3.3/{kind}/store")
     with Tier.open(str(tmp_path)) as tier, Store.open(golden(store.id)) as opened:
         router = Router(LocalSide(view_of(opened, "auto", version_for(5))), tier)
         for queue in store.load_expect(golden(store.set.id)).queues:
-            pulls = [found for _, found in router.pulls(queue.topic, queue.queue_id)]
-            assert {found.side for found in pulls} == {"local"}
-            assert not [found for found in pulls if found.passed_over]
-            assert [one.physical_offset for found in pulls for one in found.records] == [
-                one.physical_offset for one in queue.messages]
+            pulls = [pull for _, pull in router.pulls(queue.topic, queue.queue_id)]
+            assert {pull.side for pull in pulls} == {"local"}
+            assert not [pull for pull in pulls if pull.passed_over]
+            assert [record.physical_offset for pull in pulls for record in pull.records] == [
+                message.physical_offset for message in queue.messages]
 
 
 @pytest.mark.parametrize("hole", ["COMMIT_LOG", "CONSUME_QUEUE"])
 def test_a_hole_in_the_tier_is_passed(hole: str, tmp_path: Path, rmqctl: Runner) -> None:
     """A broker's consumer hangs at the first offset nobody can answer for."""
-    made = Queue()
+    queue = Queue()
     for number in range(300):
         if number in (100, 200):
-            made.roll_log()
-            made.roll_units()
-        made.put()
-    made.write(tmp_path / "tier")
-    (made.log_path if hole == "COMMIT_LOG" else made.units_path)(tmp_path / "tier", 1).unlink()
+            queue.roll_log()
+            queue.roll_units()
+        queue.put()
+    queue.write(tmp_path / "tier")
+    (queue.log_path if hole == "COMMIT_LOG" else queue.units_path)(tmp_path / "tier", 1).unlink()
     (tmp_path / "local/commitlog").mkdir(parents=True)
     (tmp_path / "local/commitlog" / f"{1 << 20:020d}").write_bytes(bytes(4096))
     result = rmqctl("tiered", "read", tmp_path / "tier", "--topic", TOPIC, "--local",
@@ -344,8 +352,8 @@ def test_a_message_of_another_place_is_named(golden: GoldenFolder, expired: Path
                                              rmqctl: Runner) -> None:
     """A broker gives what a unit leads to, whatever queue offset it says."""
     topic, queue_id, end = queues(golden)[0]
-    flat = next(one for one in expect(golden)["extra"]["flatFiles"]
-                if (one["topic"], one["queueId"]) == (topic, queue_id))
+    flat = next(flat_file for flat_file in expect(golden)["extra"]["flatFiles"]
+                if (flat_file["topic"], flat_file["queueId"]) == (topic, queue_id))
     path = next((expired / "tieredstore").rglob(
         f"{topic}/{queue_id}/COMMIT_LOG/{flat['commitLogSegments'][0]['fileName']}"))
     data = bytearray(path.read_bytes())

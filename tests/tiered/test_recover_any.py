@@ -28,8 +28,8 @@ def spoil_metadata(chosen: random.Random, root: Path) -> None:
 
 
 def spoil_names(chosen: random.Random, root: Path) -> None:
-    path = chosen.choice(sorted(one for one in (root / recovering.BROKER).rglob("*")
-                                if one.is_file()))
+    path = chosen.choice(sorted(file for file in (root / recovering.BROKER).rglob("*")
+                                if file.is_file()))
     match chosen.randrange(5):
         case 0:
             (path.parent / "zz").mkdir()
@@ -46,7 +46,7 @@ def spoil_names(chosen: random.Random, root: Path) -> None:
 
 def spoil_bytes(chosen: random.Random, root: Path, kind: str) -> None:
     files = sorted((root / recovering.BROKER).glob(f"*/*/{kind}/*"))
-    for path in chosen.sample([one for one in files if one.is_file()], min(2, len(files) // 2)):
+    for path in chosen.sample([file for file in files if file.is_file()], min(2, len(files) // 2)):
         data = bytearray(path.read_bytes())
         for _ in range(chosen.randint(1, 4)):
             at = chosen.randrange(len(data) + 1)

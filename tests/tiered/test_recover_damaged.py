@@ -52,14 +52,14 @@ def files(root: Path, kind: str) -> list[Path]:
 
 
 def places(root: Path) -> list[Place]:
-    found = []
+    places = []
     for path in files(root, "COMMIT_LOG"):
         data, at = path.read_bytes(), 0
         while at < len(data):
             size = struct.unpack_from(">i", data, at)[0]
-            found.append(Place(path.name, at, size))
+            places.append(Place(path.name, at, size))
             at += size
-    return found
+    return places
 
 
 def change(root: Path, place: Place, at: int, new: Callable[[int], int]) -> None:
@@ -89,12 +89,13 @@ def recovered(root: Path, *options: str) -> list[int]:
     assert plan["applied"] or not plan["actions"]
     assert run(root, "recover", *options).expect(0).json()["actions"] == []
     with Tier.open(str(root / "tier"), str(root / "store" / METADATA)) as tier:
-        queue = next(one for one in tier.queues() if one.name.path == "broker-a/T0/0")
+        queue = next(flat_queue for flat_queue in tier.queues()
+                     if flat_queue.name.path == "broker-a/T0/0")
         offsets = [queue.unit(number).commit_log_offset
                    for number in range(queue.cq_start, queue.commit_offset)]
         assert offsets == sorted(offsets)
     read = run(root, "read", "--topic", "T0", "--queue", "0", "-o", "jsonl")
-    return [one["queue_offset"] for one in read.jsonl()]
+    return [message["queue_offset"] for message in read.jsonl()]
 
 
 @pytest.mark.parametrize(("field", "number"), sample(
@@ -145,7 +146,8 @@ def test_borders_between_damaged_records_by_their_index_items(copy, lacking):
     assert ("damaged messages 6 to 7 share one range" in notes) == lacking
     recovered(copy, *options)
     with Tier.open(str(copy / "tier"), str(copy / "store" / METADATA)) as tier:
-        queue = next(one for one in tier.queues() if one.name.path == "broker-a/T0/0")
+        queue = next(flat_queue for flat_queue in tier.queues()
+                     if flat_queue.name.path == "broker-a/T0/0")
         units = [queue.unit(number) for number in (6, 7)]
     base = sum(place.size for place in before[:6])
     sizes = [before[number].size for number in (6, 7)]
@@ -254,7 +256,8 @@ def test_a_queue_offset_at_the_begin_that_hides_the_queue(copy):
     change(copy, place, 5, lambda byte: byte ^ 2)
     recovered(copy)
     listed = run(copy, "ls").json()["queues"]
-    assert [one["min_offset"] for one in listed if one["topic"] == "T0"] == [1, 0]
+    assert [difference["min_offset"] for difference in listed
+            if difference["topic"] == "T0"] == [1, 0]
 
 
 def test_what_was_done_is_taken_back(copy):
@@ -287,11 +290,11 @@ def test_what_a_repair_lost_is_said_until_it_is_undone(copy: Path) -> None:
     assert lost > 0
     assert run(copy, "verify").json()["coverage"]["messages_lost_in_repairs"] == 0
     done = run(copy, "recover", "--apply").expect(0, 1).json()
-    found = run(copy, "verify").expect(0, 1).json()  # index items may still tell of them
-    assert found["coverage"]["messages_lost_in_repairs"] == lost
-    assert [(one["category"], one["count"]) for one in found["findings"]
-            if one["category"] == "lost-in-repair"] == [("lost-in-repair", lost)]
-    assert f"since repair {done['id']}" in str(found["findings"])
+    answer = run(copy, "verify").expect(0, 1).json()  # index items may still tell of them
+    assert answer["coverage"]["messages_lost_in_repairs"] == lost
+    assert [(finding["category"], finding["count"]) for finding in answer["findings"]
+            if finding["category"] == "lost-in-repair"] == [("lost-in-repair", lost)]
+    assert f"since repair {done['id']}" in str(answer["findings"])
     cli.run("undo", copy / "tier", done["id"], "--yes", "--write-outside",
             (copy / "store" / METADATA).parent).expect(0)
     assert run(copy, "verify").json()["coverage"]["messages_lost_in_repairs"] == 0

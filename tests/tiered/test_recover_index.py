@@ -25,14 +25,14 @@ BASES = (0, 5524, 11076, 16628)
 
 def items(root: Path) -> set[tuple[int, ...]]:
     """(hash, topic id, queue, offset, size) of all uploaded items."""
-    found: set[tuple[int, ...]] = set()
+    rows: set[tuple[int, ...]] = set()
     with Tier.open(str(root / "tieredstore")) as tier:
         for _, flat in tier.indexes():
-            for one in uploaded(flat):
-                assert isinstance(one, TierIndexFile)
-                for _, block in one.blocks():
-                    found.update(row[:5] for row in block.tolist())
-    return found
+            for file in uploaded(flat):
+                assert isinstance(file, TierIndexFile)
+                for _, block in file.blocks():
+                    rows.update(row[:5] for row in block.tolist())
+    return rows
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -49,20 +49,20 @@ def test_all_of_it_lost(root):
     before = items(root)
     shutil.rmtree(root / recovering.INDEX)
     plan = recovering.recover(root)
-    assert any("--only index" in one for one in plan["notes"])
+    assert any("--only index" in segment for segment in plan["notes"])
     recovering.recovered(root, "--only", "index", "--index-slots", "64", "--index-max", "180")
     assert items(root) == before
-    found = meta.parse((root / recovering.METADATA).read_bytes())
-    table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
+    metadata = meta.parse((root / recovering.METADATA).read_bytes())
+    table = metadata.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
     assert len(table) == 4  # 609 items, 179 in a file
     assert sorted(table) == [0, 5552, 11104, 16656]
-    assert len({one.begin_timestamp for one in table.values()}) == 4
-    for one in table.values():
-        path = root / recovering.INDEX / recovering.name_of(one.base_offset)
+    assert len({segment.begin_timestamp for segment in table.values()}) == 4
+    for segment in table.values():
+        path = root / recovering.INDEX / recovering.name_of(segment.base_offset)
         header = fmt.HEADER.decode(path.read_bytes())
-        assert path.stat().st_size == one.size
-        assert (header.begin_timestamp, header.end_timestamp) == (one.begin_timestamp,
-                                                                  one.end_timestamp)
+        assert path.stat().st_size == segment.size
+        assert (header.begin_timestamp, header.end_timestamp) == (segment.begin_timestamp,
+                                                                  segment.end_timestamp)
         assert header.magic == fmt.END_MAGIC
 
 
@@ -82,11 +82,12 @@ def test_the_engines_queries(root, golden, lost):
             wanted = query["items(topicId:queueId:offset:size:timeDiff)"]
             if query["begin"] > 0 or len(wanted) >= query["max"]:
                 continue
-            found = by_key.items_as_broker(files, query["topic"], query["key"], query["max"],
-                                           query["begin"], query["end"])
-            assert {one.rpartition(":")[0] for one in wanted} == {
-                f"{one.topic_id}:{one.queue_id}:{one.commit_log_offset}:{one.size}"
-                for one in found}
+            compacted_item_records = by_key.items_as_broker(files, query["topic"], query["key"],
+                                                            query["max"],
+                                                            query["begin"], query["end"])
+            assert {text.rpartition(":")[0] for text in wanted} == {
+                f"{item.topic_id}:{item.queue_id}:{item.commit_log_offset}:{item.size}"
+                for item in compacted_item_records}
             seen += len(wanted)
     assert seen > 8
 
@@ -105,9 +106,9 @@ def test_local_files_count(golden_copy: GoldenFolder):
 def test_damaged(root, at, data):
     before = items(root)
     path = root / recovering.INDEX / recovering.name_of(5524)
-    found = bytearray(path.read_bytes())
-    found[at:at + len(data)] = data
-    path.write_bytes(found)
+    content = bytearray(path.read_bytes())
+    content[at:at + len(data)] = data
+    path.write_bytes(content)
     plan = recovering.recovered(root)
     assert plan["actions"][0]["action"] == "move aside"
     assert items(root) == before
@@ -129,7 +130,7 @@ def test_false_items_are_a_reason(root):
     data[-14:-6] = (1 << 40).to_bytes(8)
     path.write_bytes(data)
     plan = recovering.recovered(root)
-    assert [one["action"] for one in plan["actions"]] == ["move aside", "rebuild", "update"]
+    assert [action["action"] for action in plan["actions"]] == ["move aside", "rebuild", "update"]
     assert items(root) == before
 
 
@@ -145,8 +146,8 @@ def test_without_the_brokers_root(root, tmp_path):
     alone = tmp_path / "tier"
     shutil.copytree(root / "tieredstore", alone)
     shutil.copytree(root / "config", alone / "config")
-    found = cli.run("tiered", "recover", alone, "-o", "json").expect(0).json()
-    assert [one["action"] for one in found["actions"]] == ["rebuild", "update"]
+    answer = cli.run("tiered", "recover", alone, "-o", "json").expect(0).json()
+    assert [action["action"] for action in answer["actions"]] == ["rebuild", "update"]
 
 
 # -- the parts ------------------------------------------------------------------------------------
@@ -161,20 +162,20 @@ def test_known_items_in_runs(tmp_path, seed, monkeypatch):
 
     class File:
         def blocks(self):
-            made = np.zeros(count, fmt.COMPACTED_ITEM.dtype())
+            array = np.zeros(count, fmt.COMPACTED_ITEM.dtype())
             for name, value in zip(("key_hash", "topic_id", "queue_id", "commit_log_offset"),
                                    columns, strict=True):
-                made[name] = value
+                array[name] = value
             for at in range(0, count, 300):
-                yield at, made[at:at + 300]
+                yield at, array[at:at + 300]
 
-    known = IndexedItems(str(tmp_path))
-    known.add(File())  # type: ignore[arg-type]
-    assert known.has(mixed(*columns)).all()
+    indexed_items = IndexedItems(str(tmp_path))
+    indexed_items.add(File())  # type: ignore[arg-type]
+    assert indexed_items.has(mixed(*columns)).all()
     for number in range(4):
         others = list(columns)
         others[number] = columns[number] + 1
-        assert known.has(mixed(*others)).mean() < 0.01
+        assert indexed_items.has(mixed(*others)).mean() < 0.01
 
 
 def test_files_of_many_items(tmp_path, seed, monkeypatch):
@@ -232,8 +233,9 @@ def test_old_form(tmp_path):
     assert data[-4:] == fmt.BEGIN_MAGIC.to_bytes(4)
     assert [fmt.COMPACTED_SLOT.decode(data, 28 + 8 * slot).position for slot in range(7)] == [
         0, 84, 0, 0, 0, 0, 0]
-    assert [(one.commit_log_offset, one.time_diff) for one in fmt.COMPACTED_ITEM.decode_all(
-        data[84:-4])] == [(200, 2999), (100, 1500), (0, 0)]
+    assert [(index_item.commit_log_offset, index_item.time_diff)
+            for index_item in fmt.COMPACTED_ITEM.decode_all(
+                data[84:-4])] == [(200, 2999), (100, 1500), (0, 0)]
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -247,14 +249,14 @@ def test_an_interrupted_dispatch_indexes_what_it_uploaded(root, ours):
     note.write_text(json.dumps({"format": 1, "tier": "DefaultCluster/broker-a",
                                 "position": [0, 0], "queues": queues}))
     plan = recovering.recover(root, apply=False)
-    assert any("tiered dispatch" in one for one in plan["notes"]) is ours
-    assert any(one["action"] == "rebuild" for one in plan["actions"]) is not ours
+    assert any("tiered dispatch" in note for note in plan["notes"]) is ours
+    assert any(action["action"] == "rebuild" for action in plan["actions"]) is not ours
 
 
 def test_a_local_file_of_other_bytes(golden_copy: GoldenFolder):
     """What it had comes from the messages; how many slots, other files say."""
     root = golden_copy(recovering.LIVE)
-    (local,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
+    (local,) = (path for path in (root / "tiered_index_file").iterdir() if path.is_file())
     local.write_bytes(b"\x01" * 100)
     plan = recovering.recovered(root)
     assert plan["actions"][0]["target"] == str(local)
@@ -265,11 +267,11 @@ def test_a_local_file_of_other_bytes(golden_copy: GoldenFolder):
 def test_a_local_file_may_have_items_where_no_slots_are_known(golden_copy: GoldenFolder):
     root = golden_copy(recovering.LIVE)
     shutil.rmtree(root / recovering.INDEX)
-    (local,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
+    (local,) = (path for path in (root / "tiered_index_file").iterdir() if path.is_file())
     local.write_bytes(b"\x01" * 100)
     plan = recovering.recover(root, "--only", "queues,index")
-    assert not any(one["action"] == "rebuild" for one in plan["actions"])
-    assert any("--only index" in one for one in plan["notes"])
+    assert not any(action["action"] == "rebuild" for action in plan["actions"])
+    assert any("--only index" in note for note in plan["notes"])
     plan = recovering.recovered(root, "--index-slots", "64")
     assert plan["actions"][0]["action"] == "move aside"
     assert plan["actions"][1]["reason"].endswith(": 609")
@@ -284,7 +286,7 @@ def test_the_tiers_notes_tell_the_layout(root):
     note.write_text(json.dumps({"format": 1, "commit_log_max": 1 << 30,
                                 "consume_queue_max": 1000, "index_slots": 64, "index_max": 180}))
     plan = recovering.recovered(root)
-    assert [one["action"] for one in plan["actions"]] == ["rebuild"] * 4 + ["update"]
+    assert [action["action"] for action in plan["actions"]] == ["rebuild"] * 4 + ["update"]
     assert items(root) == before
     path = root / recovering.INDEX / recovering.name_of(0)
     assert path.stat().st_size == 28 + 8 * 64 + 28 * 179

@@ -29,8 +29,9 @@ SHAPE = fmt.TieredIndexShape(SLOTS, MOST)
 
 
 def expected(golden: GoldenFolder) -> list[Any]:
-    found = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())
-    return [one for one in found["extra"]["indexQueries"] if one["begin"] == 0]
+    document = json.loads((golden("5.3.3/tiered") / "expect.json").read_text())
+    return [index_query for index_query in document["extra"]["indexQueries"]
+            if index_query["begin"] == 0]
 
 
 def check_keys(root: Path, queries: list[Any]) -> None:
@@ -38,20 +39,21 @@ def check_keys(root: Path, queries: list[Any]) -> None:
     seen = 0
     with Tier.open(str(root / "tieredstore")) as tier, IndexFiles.open(tier) as files:
         assert not files.errors
-        for one in queries:
-            wanted = {each.rpartition(":")[0]
-                      for each in one["items(topicId:queueId:offset:size:timeDiff)"]}
-            found = {f"{each.topic_id}:{each.queue_id}:{each.commit_log_offset}:{each.size}"
-                     for each in by_key.items_as_broker(files, one["topic"], one["key"], 1000, 0,
-                                                        one["end"])}
-            assert wanted <= found
+        for query in queries:
+            wanted = {text.rpartition(":")[0]
+                      for text in query["items(topicId:queueId:offset:size:timeDiff)"]}
+            lines = {f"{item.topic_id}:{item.queue_id}:{item.commit_log_offset}:{item.size}"
+                     for item in by_key.items_as_broker(files, query["topic"], query["key"], 1000,
+                                                        0,
+                                                        query["end"])}
+            assert wanted <= lines
             seen += len(wanted)
     assert seen > 8
 
 
 def local_file(root: Path) -> Path:
-    (found,) = (one for one in (root / "tiered_index_file").iterdir() if one.is_file())
-    return found
+    (newest,) = (path for path in (root / "tiered_index_file").iterdir() if path.is_file())
+    return newest
 
 
 def turn(path: Path, at: int, bit: int) -> None:
@@ -77,12 +79,13 @@ def damage(chosen: random.Random, root: Path, path: Path,
 def recovered(root: Path, queries: list[Any]) -> list[str]:
     """Verify finds it and names recover, recover mends it, undo brings it back. The categories."""
     before = recovering.content(root)
-    found = troubles(verified(root))
-    assert found
-    assert all(str(one.next).startswith("rmqctl tiered recover ") for one in found)
+    listed_troubles = troubles(verified(root))
+    assert listed_troubles
+    assert all(str(trouble.next).startswith("rmqctl tiered recover ")
+               for trouble in listed_troubles)
     recovering.recover(root)
     after = troubles(verified(root))
-    assert [(one.category, one.detail) for one in after] == []
+    assert [(finding.category, finding.detail) for finding in after] == []
     assert recovering.recover(root, apply=False)["actions"] == []
     check_keys(root, queries)
     sound = {name for name in before if recovering.INDEX in name}
@@ -90,21 +93,21 @@ def recovered(root: Path, queries: list[Any]) -> list[str]:
     assert len(sound & left) <= 1
     recovering.undo(root)
     assert not recovering.changed(before, recovering.content(root))
-    return [one.category for one in found]
+    return [trouble.category for trouble in listed_troubles]
 
 
 def in_header(name: str) -> Callable[[random.Random], tuple[int, int]]:
     """(a byte of a header's field, a bit of it)."""
-    one = fmt.HEADER.field(name)
-    return lambda chosen: (one.offset + chosen.randrange(one.size), chosen.randrange(8))
+    field = fmt.HEADER.field(name)
+    return lambda chosen: (field.offset + chosen.randrange(field.size), chosen.randrange(8))
 
 
 def in_unit(unit: Any, start: int, name: str, count: int) -> Callable[
         [random.Random], tuple[int, int]]:
     """The same of a field of one of ``count`` units."""
-    one = unit.field(name)
-    return lambda chosen: (start + chosen.randrange(count) * unit.size + one.offset
-                           + chosen.randrange(one.size), chosen.randrange(8))
+    field = unit.field(name)
+    return lambda chosen: (start + chosen.randrange(count) * unit.size + field.offset
+                           + chosen.randrange(field.size), chosen.randrange(8))
 
 
 UPLOADED = {
@@ -173,19 +176,19 @@ def test_a_file_that_is_made_anew_has_its_own_times(golden_copy: GoldenFolder) -
     recovering.recover(root)
     header = fmt.HEADER.decode(path.read_bytes())
 
-    def change(found: meta.Metadata) -> None:
-        table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
+    def change(metadata: meta.Metadata) -> None:
+        table = metadata.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
         table[16628] = replace(table[16628], end_timestamp=header.end_timestamp + 99_000)
 
     recovering.change_metadata(root, change)
-    one, = troubles(verified(root))
-    assert one.category == "tiered-segment-time"
-    assert f"to {time_text(header.end_timestamp + 99_000)} in the metadata" in one.detail
+    finding, = troubles(verified(root))
+    assert finding.category == "tiered-segment-time"
+    assert f"to {time_text(header.end_timestamp + 99_000)} in the metadata" in finding.detail
     path.write_bytes(b"\0" + path.read_bytes()[1:])
     recovering.recover(root)
     assert troubles(verified(root)) == []
-    found = meta.parse((root / recovering.METADATA).read_bytes())
-    entry = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"][16628]
+    metadata = meta.parse((root / recovering.METADATA).read_bytes())
+    entry = metadata.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"][16628]
     assert (entry.begin_timestamp, entry.end_timestamp) == (header.begin_timestamp,
                                                             header.end_timestamp)
 
@@ -194,12 +197,12 @@ def test_stale_times_of_a_sound_file(golden_copy: GoldenFolder) -> None:
     root = golden_copy(recovering.GOLDEN)
     before = recovering.content(root)
 
-    def change(found: meta.Metadata) -> None:
-        table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
+    def change(metadata: meta.Metadata) -> None:
+        table = metadata.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
         table[5524] = replace(table[5524], end_timestamp=table[5524].end_timestamp - 99_000)
 
     recovering.change_metadata(root, change)
-    assert [one.category for one in troubles(verified(root))] == ["tiered-segment-time"]
+    assert [finding.category for finding in troubles(verified(root))] == ["tiered-segment-time"]
     recovering.recover(root)
     assert recovering.changed(before, recovering.content(root)) <= {recovering.METADATA}
     assert troubles(verified(root)) == []
@@ -209,17 +212,17 @@ def test_lost_messages_are_no_fault_of_their_items(golden_copy: GoldenFolder) ->
     root = golden_copy(recovering.GOLDEN)
     path = min((root / recovering.BROKER).glob("TP_user_Topic/0/COMMIT_LOG/*"))
     path.write_bytes(path.read_bytes()[:3000] + bytes(2000) + path.read_bytes()[5000:])
-    index = {one: one.read_bytes() for one in (root / recovering.INDEX).iterdir()}
+    index = {path: path.read_bytes() for path in (root / recovering.INDEX).iterdir()}
     recovering.recover(root)
-    assert {one: one.read_bytes() for one in (root / recovering.INDEX).iterdir()} == index
+    assert {path: path.read_bytes() for path in (root / recovering.INDEX).iterdir()} == index
 
 
 def test_two_neighbours_take_their_places(golden: GoldenFolder, golden_copy: GoldenFolder) -> None:
     root = golden_copy(recovering.GOLDEN)
-    names = sorted(one.name for one in (root / recovering.INDEX).iterdir())
+    names = sorted(path.name for path in (root / recovering.INDEX).iterdir())
     for base in (0, 5524):
         turn(root / recovering.INDEX / recovering.name_of(base), SHAPE.items_at + 20, 3)
     recovering.recover(root)
     assert troubles(verified(root)) == []
-    assert sorted(one.name for one in (root / recovering.INDEX).iterdir()) == names
+    assert sorted(path.name for path in (root / recovering.INDEX).iterdir()) == names
     check_keys(root, expected(golden))

@@ -28,16 +28,16 @@ def home(tmp_path: Path) -> Path:
 
 
 def saved(home: Path, queues: list[Queue], **more: Any) -> None:
-    for one in queues:
-        one.write(home / "tieredstore")
-    write_metadata(home, {one.topic: at for at, one in enumerate(queues)}, queues, **more)
+    for queue in queues:
+        queue.write(home / "tieredstore")
+    write_metadata(home, {queue.topic: at for at, queue in enumerate(queues)}, queues, **more)
 
 
 def lose_units(home: Path) -> dict[str, bytes]:
     """Without any consume queue; what they were."""
     before = recovering.content(home)
-    for one in (home / "tieredstore").glob("*/*/*/*/CONSUME_QUEUE"):
-        shutil.rmtree(one)
+    for path in (home / "tieredstore").glob("*/*/*/*/CONSUME_QUEUE"):
+        shutil.rmtree(path)
     return before
 
 
@@ -74,13 +74,13 @@ def test_codas_and_no_metadata(home):
     recovering.recovered(home)
     now = recovering.content(home)
     assert recovering.changed(before, now) == {recovering.METADATA}
-    found, was = (meta.parse(data[recovering.METADATA]) for data in (now, before))
+    metadata, was = (meta.parse(data[recovering.METADATA]) for data in (now, before))
     for kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
-        assert {base: (one.size, one.begin_timestamp, one.end_timestamp)
-                for base, one in found.segments[kind][PATH].items()} == {
-            base: (one.size, one.begin_timestamp, one.end_timestamp)
-            for base, one in was.segments[kind][PATH].items()}
-    entry = found.queues[TOPIC][0]
+        assert {base: (segment.size, segment.begin_timestamp, segment.end_timestamp)
+                for base, segment in metadata.segments[kind][PATH].items()} == {
+            base: (segment.size, segment.begin_timestamp, segment.end_timestamp)
+            for base, segment in was.segments[kind][PATH].items()}
+    entry = metadata.queues[TOPIC][0]
     assert (entry.min_offset, entry.max_offset) == (7, 19)
 
 
@@ -141,9 +141,9 @@ def test_store_times_of_ipv6_hosts(home):
     assert recovering.recover(home)["actions"] == []
     (home / recovering.METADATA).unlink()
     recovering.recovered(home)
-    found = meta.parse((home / recovering.METADATA).read_bytes())
-    logs = list(found.segments["COMMIT_LOG"][PATH].values())
-    assert {(one.begin_timestamp, one.end_timestamp) for one in logs} == {
+    metadata = meta.parse((home / recovering.METADATA).read_bytes())
+    logs = list(metadata.segments["COMMIT_LOG"][PATH].values())
+    assert {(log.begin_timestamp, log.end_timestamp) for log in logs} == {
         (T0, T0 + 3000), (T0 + 4000, T0 + 5000)}
 
 
@@ -153,8 +153,8 @@ def test_queue_without_messages(home):
     assert recovering.recover(home)["actions"] == []
     (home / recovering.METADATA).unlink()
     recovering.recovered(home)
-    found = meta.parse((home / recovering.METADATA).read_bytes())
-    entry = found.segments["COMMIT_LOG"][PATH][0]
+    metadata = meta.parse((home / recovering.METADATA).read_bytes())
+    entry = metadata.segments["COMMIT_LOG"][PATH][0]
     assert (entry.size, entry.begin_timestamp, entry.end_timestamp) == (0, NEVER, NEVER)
 
 
@@ -173,8 +173,8 @@ def test_index_times_of_a_file_opened_again(home):
     saved(home, [queue], index={0: index})
     (home / recovering.METADATA).unlink()
     recovering.recover(home)
-    found = meta.parse((home / recovering.METADATA).read_bytes())
-    entry = found.segments["INDEX"][f"{BROKER}/rmq_sys_INDEX/0"][0]
+    metadata = meta.parse((home / recovering.METADATA).read_bytes())
+    entry = metadata.segments["INDEX"][f"{BROKER}/rmq_sys_INDEX/0"][0]
     assert entry.begin_timestamp == T0 + 500
     assert T0 + 4000 <= entry.end_timestamp < T0 + 5000
 
@@ -184,16 +184,17 @@ def test_topics_of_the_votes_and_others(home):
     queues = [Queue(topic=name) for name in ("a", "b", "c")]
     index = Index(T0)
     for queue, number in zip(queues, (5, 2, None), strict=True):
-        one = queue.put(KEYS="k")
+        message = queue.put(KEYS="k")
         if number is not None:
-            index.add(one, "k", topic_id=number)
+            index.add(message, "k", topic_id=number)
     upload(home / "tieredstore", index.compacted())
     saved(home, queues)
     (home / recovering.METADATA).unlink()
     recovering.recover(home, "--only", "metadata")
-    found = meta.parse((home / recovering.METADATA).read_bytes())
-    assert {name: one.topic_id for name, one in found.topics.items()} == {"a": 5, "b": 2, "c": 6}
-    assert found.serial == 6
+    metadata = meta.parse((home / recovering.METADATA).read_bytes())
+    assert {name: topic.topic_id
+            for name, topic in metadata.topics.items()} == {"a": 5, "b": 2, "c": 6}
+    assert metadata.serial == 6
 
 
 def test_messages_of_another_queue(home):
@@ -206,7 +207,7 @@ def test_messages_of_another_queue(home):
     saved(home, [queue])
     before = lose_units(home)
     plan = recovering.recovered(home)
-    assert any("of other queues" in one for one in plan["notes"])
+    assert any("of other queues" in note for note in plan["notes"])
     assert units_of(recovering.content(home)) == units_of(before)
 
 
@@ -221,8 +222,8 @@ def test_many_queues(home):
     (home / "config").mkdir()
     recovering.recover(home)
     assert units_of(recovering.content(home)) == units_of(before)
-    found = meta.parse((home / recovering.METADATA).read_bytes())
-    assert sum(map(len, found.queues.values())) == 64
+    metadata = meta.parse((home / recovering.METADATA).read_bytes())
+    assert sum(map(len, metadata.queues.values())) == 64
 
 
 def test_root_that_is_the_brokers_own(home):
@@ -236,8 +237,8 @@ def test_root_that_is_the_brokers_own(home):
     write_metadata(home, {TOPIC: 0}, [queue])
     before = (home / recovering.METADATA).read_bytes()
     queue.units_path(home).unlink()
-    found = cli.run("tiered", "recover", home, "--apply", "-o", "json").expect(0).json()
-    assert found["notes"] == [one for one in found["notes"] if "index" in one]
+    answer = cli.run("tiered", "recover", home, "--apply", "-o", "json").expect(0).json()
+    assert answer["notes"] == [note for note in answer["notes"] if "index" in note]
     assert queue.units_path(home).read_bytes() == bytes(queue.units[0][1])
     assert (home / recovering.METADATA).read_bytes() == before
     cli.run("undo", home, "--yes").expect(0)

@@ -35,13 +35,13 @@ def test_lost(golden_copy: GoldenFolder, how):
     path = root / recovering.METADATA
     engine = path.read_bytes()
     bad = {"empty": b"", "zeros": bytes(100), "torn": engine[:5000], "no object": b"[1]"}
-    for one in (path, Path(f"{path}.bak")):
+    for file in (path, Path(f"{path}.bak")):
         if how == "missing":
-            one.unlink()
+            file.unlink()
         else:
-            one.write_bytes(bad[how])
+            file.write_bytes(bad[how])
     plan = recovering.recovered(root)
-    assert [one["action"] for one in plan["actions"]] == ["rebuild"]
+    assert [action["action"] for action in plan["actions"]] == ["rebuild"]
     assert recovering.same_metadata(path.read_bytes(), engine)
 
 
@@ -61,9 +61,9 @@ def test_of_a_tier_that_stands_alone(golden_copy: GoldenFolder, tmp_path):
     cli.run("tiered", "recover", alone).expect(2)
     path = tmp_path / "elsewhere" / "config" / "tieredStoreMetadata.json"
     path.parent.mkdir(parents=True)
-    found = cli.run("tiered", "recover", alone, "--metadata", path, "--apply", "-o",
-                    "json").expect(0).json()
-    assert found["applied"]
+    answer = cli.run("tiered", "recover", alone, "--metadata", path, "--apply", "-o",
+                     "json").expect(0).json()
+    assert answer["applied"]
     assert recovering.same_metadata(path.read_bytes(), engine)
     refused = cli.run("undo", alone, "--yes").expect(6)
     assert "--write-outside" in refused.err
@@ -76,8 +76,8 @@ def test_stale(golden_copy: GoldenFolder):
     root = golden_copy(recovering.GOLDEN)
     engine = (root / recovering.METADATA).read_bytes()
 
-    def change(found: meta.Metadata) -> None:
-        log, rows = found.segments["COMMIT_LOG"][USER], found.segments["CONSUME_QUEUE"][USER]
+    def change(metadata: meta.Metadata) -> None:
+        log, rows = metadata.segments["COMMIT_LOG"][USER], metadata.segments["CONSUME_QUEUE"][USER]
         log[43593] = replace(log[43593], size=100, end_timestamp=log[43593].begin_timestamp)
         log[21321] = replace(log[21321], begin_timestamp=NEVER, end_timestamp=NEVER)
         del rows[2000]
@@ -92,23 +92,23 @@ def test_what_is_right_stays(golden_copy: GoldenFolder):
     """Ids, reserve times and times of creation are not to be had from files."""
     root = golden_copy(recovering.GOLDEN)
 
-    def change(found: meta.Metadata) -> None:
-        topic = found.topics["TP_user_Topic"]
-        found.topics["TP_user_Topic"] = replace(topic, reserve_time=5, status=3)
-        found.topics["gone"] = replace(topic, topic="gone", topic_id=7)
-        found.serial = 9
-        found.segments["COMMIT_LOG"][USER][0] = replace(
-            found.segments["COMMIT_LOG"][USER][0], size=1, create_timestamp=4711)
+    def change(metadata: meta.Metadata) -> None:
+        topic = metadata.topics["TP_user_Topic"]
+        metadata.topics["TP_user_Topic"] = replace(topic, reserve_time=5, status=3)
+        metadata.topics["gone"] = replace(topic, topic="gone", topic_id=7)
+        metadata.serial = 9
+        metadata.segments["COMMIT_LOG"][USER][0] = replace(
+            metadata.segments["COMMIT_LOG"][USER][0], size=1, create_timestamp=4711)
 
     recovering.change_metadata(root, change)
     recovering.recover(root)
-    found = meta.parse((root / recovering.METADATA).read_bytes())
-    assert found.topics["TP_user_Topic"].reserve_time == 5
-    assert found.topics["TP_user_Topic"].status == 3
-    assert found.topics["gone"].topic_id == 7
-    assert found.serial == 9
-    assert found.segments["COMMIT_LOG"][USER][0].create_timestamp == 4711
-    assert found.segments["COMMIT_LOG"][USER][0].size == 21321
+    metadata = meta.parse((root / recovering.METADATA).read_bytes())
+    assert metadata.topics["TP_user_Topic"].reserve_time == 5
+    assert metadata.topics["TP_user_Topic"].status == 3
+    assert metadata.topics["gone"].topic_id == 7
+    assert metadata.serial == 9
+    assert metadata.segments["COMMIT_LOG"][USER][0].create_timestamp == 4711
+    assert metadata.segments["COMMIT_LOG"][USER][0].size == 21321
 
 
 def test_backup(golden_copy: GoldenFolder):
@@ -117,18 +117,18 @@ def test_backup(golden_copy: GoldenFolder):
     path = root / recovering.METADATA
     engine = path.read_bytes()
 
-    def change(found: meta.Metadata) -> None:
-        found.topics["TP_user_Topic"] = replace(found.topics["TP_user_Topic"], reserve_time=5)
-        del found.segments["COMMIT_LOG"][USER][43593]
+    def change(metadata: meta.Metadata) -> None:
+        metadata.topics["TP_user_Topic"] = replace(metadata.topics["TP_user_Topic"], reserve_time=5)
+        del metadata.segments["COMMIT_LOG"][USER][43593]
 
     recovering.change_metadata(root, change)
     path.rename(f"{path}.bak")
     path.write_bytes(engine[:100])
     plan = recovering.recover(root)
-    assert any("backup" in one for one in plan["notes"])
-    found = meta.parse(path.read_bytes())
-    assert found.topics["TP_user_Topic"].reserve_time == 5
-    assert found.segments["COMMIT_LOG"][USER][43593].size == 24062
+    assert any("backup" in note for note in plan["notes"])
+    metadata = meta.parse(path.read_bytes())
+    assert metadata.topics["TP_user_Topic"].reserve_time == 5
+    assert metadata.segments["COMMIT_LOG"][USER][43593].size == 24062
 
 
 def test_topic_ids_by_vote(golden_copy: GoldenFolder):
@@ -145,10 +145,10 @@ def test_topic_ids_by_vote(golden_copy: GoldenFolder):
         path.write_bytes(data)
     shutil.rmtree(root / "config")
     recovering.recover(root, "--only", "metadata")
-    found = meta.parse((root / recovering.METADATA).read_bytes())
-    assert {one.topic: one.topic_id for one in found.topics.values()} == {
+    metadata = meta.parse((root / recovering.METADATA).read_bytes())
+    assert {topic.topic: topic.topic_id for topic in metadata.topics.values()} == {
         "TP_pay_Event5": 41, "TP_user_Topic": 3}
-    assert found.serial == 41
+    assert metadata.serial == 41
 
 
 def test_ids_without_any_index(golden_copy: GoldenFolder):
@@ -156,10 +156,10 @@ def test_ids_without_any_index(golden_copy: GoldenFolder):
     shutil.rmtree(root / "config")
     shutil.rmtree(root / recovering.BROKER / "rmq_sys_INDEX")
     plan = recovering.recover(root)
-    assert any("--only index" in one for one in plan["notes"])
-    found = meta.parse((root / recovering.METADATA).read_bytes())
-    assert sorted(one.topic_id for one in found.topics.values()) == [0, 1]
-    assert found.serial == 1
+    assert any("--only index" in note for note in plan["notes"])
+    metadata = meta.parse((root / recovering.METADATA).read_bytes())
+    assert sorted(topic.topic_id for topic in metadata.topics.values()) == [0, 1]
+    assert metadata.serial == 1
 
 
 def test_only_metadata_leaves_the_rest(golden_copy: GoldenFolder):
@@ -169,8 +169,8 @@ def test_only_metadata_leaves_the_rest(golden_copy: GoldenFolder):
     before = recovering.content(root)
     recovering.recover(root, "--only", "metadata")
     assert recovering.changed(before, recovering.content(root)) == {recovering.METADATA}
-    found = meta.parse((root / recovering.METADATA).read_bytes())
-    assert found.segments["CONSUME_QUEUE"][USER][2000].size == 20
+    metadata = meta.parse((root / recovering.METADATA).read_bytes())
+    assert metadata.segments["CONSUME_QUEUE"][USER][2000].size == 20
 
 
 def test_index_segment_that_never_came(golden_copy: GoldenFolder):
@@ -180,8 +180,8 @@ def test_index_segment_that_never_came(golden_copy: GoldenFolder):
     base = 16628 + 2584
     (root / recovering.INDEX / recovering.name_of(base)).write_bytes(b"")
 
-    def change(found: meta.Metadata) -> None:
-        table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
+    def change(metadata: meta.Metadata) -> None:
+        table = metadata.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
         table[base] = replace(table[0], base_offset=base, size=0, begin_timestamp=NEVER,
                               end_timestamp=NEVER)
 
@@ -196,8 +196,8 @@ def test_empty_upload_of_an_idle_broker_stays(golden_copy: GoldenFolder):
     base = 16628 + 2584
     (root / recovering.INDEX / recovering.name_of(base)).write_bytes(b"")
 
-    def change(found: meta.Metadata) -> None:
-        table = found.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
+    def change(metadata: meta.Metadata) -> None:
+        table = metadata.segments["INDEX"]["broker-a/rmq_sys_INDEX/0"]
         table[base] = replace(table[0], base_offset=base, size=0, begin_timestamp=1,
                               end_timestamp=0)
 
@@ -208,7 +208,7 @@ def test_empty_upload_of_an_idle_broker_stays(golden_copy: GoldenFolder):
 # -- other forms ----------------------------------------------------------------------------------
 
 
-def old_form(found: meta.Metadata) -> bytes:
+def old_form(metadata: meta.Metadata) -> bytes:
     """As 5.1.0 writes it: one line, objects for keys."""
     def queue(path: str) -> str:
         broker, topic, number = path.split("/")
@@ -218,25 +218,26 @@ def old_form(found: meta.Metadata) -> bytes:
     for kind, name in zip(("COMMIT_LOG", "CONSUME_QUEUE", "INDEX"), meta.SEGMENT_TABLES,
                           strict=True):
         rows = []
-        for path, entries in found.segments[kind].items():
+        for path, entries in metadata.segments[kind].items():
             inner = ",".join(
-                f'{base}:{{"baseOffset":{base},"beginTimestamp":{one.begin_timestamp},'
-                f'"createTimestamp":{one.create_timestamp},"endTimestamp":{one.end_timestamp},'
+                f'{base}:{{"baseOffset":{base},"beginTimestamp":{entry.begin_timestamp},'
+                f'"createTimestamp":{entry.create_timestamp},"endTimestamp":{entry.end_timestamp},'
                 f'"path":"x/{path}/{base}","queue":{queue(path)},"sealTimestamp":0,'
-                f'"size":{one.size},"status":1,"type":{one.type}}}'
-                for base, one in entries.items())
+                f'"size":{entry.size},"status":1,"type":{entry.type}}}'
+                for base, entry in entries.items())
             rows.append(f"{queue(path)}:{{{inner}}}")
         tables.append(f'"{name}":{{{",".join(rows)}}}')
     queues = ",".join(
         f'"{topic}":{{' + ",".join(
-            f'{number}:{{"maxOffset":{one.max_offset},"minOffset":{one.min_offset},'
-            f'"queue":{{"brokerName":"{one.broker_name}","queueId":{number},"topic":"{topic}"}},'
-            f'"updateTimestamp":{one.update_timestamp}}}' for number, one in table.items()) + "}"
-        for topic, table in found.queues.items())
+            f'{number}:{{"maxOffset":{item.max_offset},"minOffset":{item.min_offset},'
+            f'"queue":{{"brokerName":"{item.broker_name}","queueId":{number},"topic":"{topic}"}},'
+            f'"updateTimestamp":{item.update_timestamp}}}' for number, item in table.items()) + "}"
+        for topic, table in metadata.queues.items())
     topics = ",".join(
-        f'"{one.topic}":{{"reserveTime":-1,"status":0,"topic":"{one.topic}",'
-        f'"topicId":{one.topic_id},"updateTimestamp":0}}' for one in found.topics.values())
-    return (f'{{{tables[0]},{tables[1]},{tables[2]},"maxTopicId":{found.serial + 1},'
+        f'"{segment.topic}":{{"reserveTime":-1,"status":0,"topic":"{segment.topic}",'
+        f'"topicId":{segment.topic_id},"updateTimestamp":0}}'
+        for segment in metadata.topics.values())
+    return (f'{{{tables[0]},{tables[1]},{tables[2]},"maxTopicId":{metadata.serial + 1},'
             f'"queueMetadataTable":{{{queues}}},"topicMetadataTable":{{{topics}}}}}').encode()
 
 
@@ -245,20 +246,20 @@ def test_metadata_of_5_1_0(golden_copy: GoldenFolder):
     path = root / recovering.METADATA
     engine = meta.parse(path.read_bytes())
     path.write_bytes(old_form(engine))
-    found = read(path.read_bytes())
-    assert found.old
-    assert not found.faults
-    assert found.serial == engine.serial
-    assert {name: one.topic_id for name, one in found.topics.items()} == {
-        name: one.topic_id for name, one in engine.topics.items()}
+    content = read(path.read_bytes())
+    assert content.old
+    assert not content.faults
+    assert content.serial == engine.serial
+    assert {name: topic.topic_id for name, topic in content.topics.items()} == {
+        name: topic.topic_id for name, topic in engine.topics.items()}
     for kind, table in engine.segments.items():
         for place, entries in table.items():
-            for base, one in entries.items():
-                assert found.segments[kind][place][base] == replace(one, status=1)
+            for base, entry in entries.items():
+                assert content.segments[kind][place][base] == replace(entry, status=1)
     assert recovering.recover(root)["actions"] == []
     with Tier.open(str(root / "tieredstore")) as tier:
         assert tier.metadata_error is None
-        assert tier.metadata.topics == found.topics
+        assert tier.metadata.topics == content.topics
 
 
 def test_metadata_of_5_1_2(golden_copy: GoldenFolder):
@@ -294,13 +295,13 @@ def test_several_brokers(golden_copy: GoldenFolder):
     shutil.copytree(cluster, cluster.parent / "broker-b")
     engine = recovering.content(root)
     assert recovering.recover(root)["actions"] == []  # metadata says whose it is
-    for one in (recovering.METADATA, f"{recovering.METADATA}.bak"):
-        (root / one).unlink()
-    found = cli.run("tiered", "recover", root / "tieredstore").expect(2)
-    assert "--broker" in found.err
+    for name in (recovering.METADATA, f"{recovering.METADATA}.bak"):
+        (root / name).unlink()
+    result = cli.run("tiered", "recover", root / "tieredstore").expect(2)
+    assert "--broker" in result.err
     recovering.recover(root, "--broker", "broker-a")
-    made = (root / recovering.METADATA).read_bytes()
-    assert recovering.same_metadata(made, engine[recovering.METADATA])
+    data = (root / recovering.METADATA).read_bytes()
+    assert recovering.same_metadata(data, engine[recovering.METADATA])
 
 
 def test_refuses_what_it_cannot_see(golden_copy: GoldenFolder, tmp_path):

@@ -44,8 +44,8 @@ def queues(root: Path) -> list[Path]:
 
 @pytest.mark.parametrize("metadata", [True, False])
 def test_all_consume_queues_lost(root, engine, expected, metadata):
-    for one in queues(root):
-        shutil.rmtree(one)
+    for queue in queues(root):
+        shutil.rmtree(queue)
     options = []
     if not metadata:
         shutil.rmtree(root / "config")
@@ -67,8 +67,8 @@ def test_one_consume_queue_lost_and_no_metadata(root, engine):
 
 
 def test_size_of_the_settings(root, engine):
-    for one in queues(root):
-        shutil.rmtree(one)
+    for queue in queues(root):
+        shutil.rmtree(queue)
     shutil.rmtree(root / "config")
     settings = root / "tieredstore/.rmqctl/tier.json"
     settings.parent.mkdir()
@@ -79,11 +79,11 @@ def test_size_of_the_settings(root, engine):
 
 
 def test_default_size(root):
-    for one in queues(root):
-        shutil.rmtree(one)
+    for queue in queues(root):
+        shutil.rmtree(queue)
     shutil.rmtree(root / "config")
     recovering.recover(root)
-    assert [one.name for one in (root / place(TOPIC, 0, "CONSUME_QUEUE")).iterdir()] == [
+    assert [path.name for path in (root / place(TOPIC, 0, "CONSUME_QUEUE")).iterdir()] == [
         recovering.name_of(0)]
 
 
@@ -132,7 +132,8 @@ def test_misaligned_after_a_tear(root, engine):
     plan = recovering.recovered(root)
     now = recovering.content(root)
     assert recovering.changed(engine, now) == set()
-    assert any("no consume queue file begins here" in one["reason"] for one in plan["actions"])
+    assert any("no consume queue file begins here" in action["reason"]
+               for action in plan["actions"])
 
 
 @pytest.mark.parametrize("at", [0, 8, 12, 19])
@@ -178,9 +179,9 @@ def test_drop_orphans(root, engine):
     now = recovering.content(root)
     ends = [at for at, _ in recovering.sizes(engine[LAST])]
     assert now[LAST] == engine[LAST][:ends[-2]]
-    assert {one["action"] for one in plan["actions"]} == {"cut", "update"}
-    found = meta.parse(now[recovering.METADATA]).segments["COMMIT_LOG"][f"broker-a/{TOPIC}/0"]
-    assert found[43593].size == ends[-2]
+    assert {action["action"] for action in plan["actions"]} == {"cut", "update"}
+    metadata = meta.parse(now[recovering.METADATA]).segments["COMMIT_LOG"][f"broker-a/{TOPIC}/0"]
+    assert metadata[43593].size == ends[-2]
 
 
 def test_orphans_written_again(root, engine, expected):
@@ -191,9 +192,9 @@ def test_orphans_written_again(root, engine, expected):
     again, units = b"", b""
     for number, (at, size) in enumerate(starts):
         position = 43593 + len(data) + len(again)
-        one = bytearray(data[at:at + size])
-        one[28:36] = position.to_bytes(8)
-        again += one
+        content = bytearray(data[at:at + size])
+        content[28:36] = position.to_bytes(8)
+        again += content
         tags = engine[rows][20 * number + 12:20 * number + 20]
         units += struct.pack(">qi", position, size) + tags
     (root / LAST).write_bytes(bytes(data) + again)
@@ -256,7 +257,7 @@ def test_a_hole_that_has_a_unit_is_none(root, engine):
     overwritten(root, 5)
     plan = recovering.recover(root)
     assert plan["actions"] == []
-    assert any("no longer point to a complete message" in one for one in plan["notes"])
+    assert any("no longer point to a complete message" in note for note in plan["notes"])
     (root / place(TOPIC, 0, "CONSUME_QUEUE", 0)).unlink()
     recovering.recover(root)
     assert recovering.changed(engine, recovering.content(root)) == {LAST}
@@ -267,7 +268,7 @@ def test_damaged_bytes_in_a_hole_get_a_unit(root, engine):
     overwritten(root, 5)  # queue offset 74
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
     plan = recovering.recovered(root)
-    assert any("1 queue offset from 74 on" in one for one in plan["notes"])
+    assert any("1 queue offset from 74 on" in note for note in plan["notes"])
     now = recovering.content(root)
     for base in (0, 500, 1000, 1500, 2000):
         name = place(TOPIC, 0, "CONSUME_QUEUE", base)
@@ -282,7 +283,7 @@ def test_a_hole_is_never_bridged(root, engine):
     (root / place(TOPIC, 0, "COMMIT_LOG", 21321)).unlink()
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
     plan = recovering.recovered(root)
-    assert any("a gap separates them" in one for one in plan["notes"])
+    assert any("a gap separates them" in note for note in plan["notes"])
     messages = recovering.messages(root)[TOPIC, 0]
     assert [number for number, _ in messages] == list(range(69, 102))
 
@@ -295,7 +296,7 @@ def test_a_damaged_body_keeps_its_unit(root, engine):
     (root / LAST).write_bytes(data)
     shutil.rmtree(root / place(TOPIC, 0, "CONSUME_QUEUE"))
     plan = recovering.recover(root)
-    assert any("CRC" in one for one in plan["notes"])
+    assert any("CRC" in note for note in plan["notes"])
     assert recovering.changed(engine, recovering.content(root)) == {LAST}
 
 
@@ -304,7 +305,7 @@ def test_expired_messages_keep_their_units(root, engine):
     (root / place(TOPIC, 0, "COMMIT_LOG", 0)).unlink()
     (root / place(TOPIC, 0, "COMMIT_LOG", 21321)).unlink()
     plan = recovering.recovered(root)
-    assert [one["action"] for one in plan["actions"]] == ["update"]
+    assert [action["action"] for action in plan["actions"]] == ["update"]
     now = meta.parse(recovering.content(root)[recovering.METADATA])
     was = meta.parse(engine[recovering.METADATA])
     path = f"broker-a/{TOPIC}/0"
@@ -324,7 +325,7 @@ def test_an_emptied_file_of_expired_units_leaves_no_gap(root, engine, left, name
     if not named:
         first = first.rename(first.with_name("deadbeef" + first.name[8:]))
     plan = recovering.recovered(root)
-    assert {one["action"] for one in plan["actions"]} == {"move aside", "update"}
+    assert {action["action"] for action in plan["actions"]} == {"move aside", "update"}
     assert not first.exists()
     assert json.loads(cli.run("tiered", "verify", root, "-o", "json").expect(0).out)["ok"]
     path = f"broker-a/{TOPIC}/0"
@@ -343,7 +344,7 @@ def test_a_log_at_the_wrong_place(root, engine, base, by, name):
     other = root / place(TOPIC, 0, "COMMIT_LOG", base + by)
     path.rename(other if name == "right" else other.with_name("0" * 8 + other.name[8:]))
     plan = recovering.recovered(root)
-    assert {one["action"] for one in plan["actions"]} == {"rename", "move aside"}
+    assert {action["action"] for action in plan["actions"]} == {"rename", "move aside"}
     assert not recovering.changed(engine, recovering.content(root))
 
 
@@ -351,7 +352,7 @@ def test_a_log_at_the_wrong_place_without_room(root, engine):
     other = root / place(TOPIC, 0, "COMMIT_LOG", 60000)
     other.write_bytes(engine[LAST][:12000])
     plan = recovering.recovered(root)
-    assert [one["action"] for one in plan["actions"]] == ["move aside"]
+    assert [action["action"] for action in plan["actions"]] == ["move aside"]
     assert not recovering.changed(engine, recovering.content(root))
 
 
@@ -360,7 +361,7 @@ def test_a_file_that_is_none_of_the_log(root, engine):
     other = root / place(TOPIC, 0, "COMMIT_LOG", 60000)
     other.write_bytes(bytes(5000))
     plan = recovering.recovered(root)
-    assert [one["action"] for one in plan["actions"]] == ["move aside"]
+    assert [action["action"] for action in plan["actions"]] == ["move aside"]
     assert not recovering.changed(engine, recovering.content(root))
 
 
@@ -401,5 +402,5 @@ def test_shifted_block_in_an_earlier_segment(root, engine, part, later):
     at = starts[3]
     (root / path).write_bytes(bytes(data[:at] + data[at:at + part] + data[at:]))
     plan = recovering.recovered(root)
-    assert [one["action"] for one in plan["actions"]] == ["close up"]
+    assert [action["action"] for action in plan["actions"]] == ["close up"]
     assert not recovering.changed(engine, recovering.content(root))

@@ -52,7 +52,7 @@ def test_what_is_there(roots):
         writer.create("a/b/c")
         writer.create("a/d")
         assert writer.size("a/b/c") == 0
-        assert [(one.name, one.is_folder) for one in writer.list("a")] == [
+        assert [(char.name, char.is_folder) for char in writer.list("a")] == [
             ("b", True), ("d", False)]
         assert writer.append("a/d", [b"123", bytearray(b"45"), memoryview(b"6")], 0) == 6
         writer.commit("a/d")
@@ -179,15 +179,15 @@ def _one(writer, model, kept, name, path, *more) -> None:
 
 
 def _all(reader: TierReader, folder: str = "") -> dict[str, bytes]:
-    found = {}
-    for one in reader.list(folder):
-        path = f"{folder}/{one.name}" if folder else one.name
-        if one.is_folder:
-            found |= _all(reader, path)
+    content = {}
+    for name in reader.list(folder):
+        path = f"{folder}/{name.name}" if folder else name.name
+        if name.is_folder:
+            content |= _all(reader, path)
         else:
-            found[path] = reader.read(path, 0, one.size + 1)
-            assert len(found[path]) == one.size == reader.size(path)
-    return found
+            content[path] = reader.read(path, 0, name.size + 1)
+            assert len(content[path]) == name.size == reader.size(path)
+    return content
 
 
 def test_what_is_appended_and_not_committed(roots):
@@ -225,8 +225,8 @@ def test_a_lot_is_kept_outside_of_memory(roots, monkeypatch):
     root = roots()
     data = [os.urandom(50_000) for _ in range(8)]
     with closing(open_writer(root)) as writer:
-        for number, one in enumerate(data):
-            writer.append(f"x{number % 2}", [one], 50_000 * (number // 2))
+        for number, content in enumerate(data):
+            writer.append(f"x{number % 2}", [content], 50_000 * (number // 2))
         assert writer.read("x1", 99_990, 20) == (data[3] + data[5])[49_990:50_010]
         for path in ("x0", "x1"):
             writer.commit(path)

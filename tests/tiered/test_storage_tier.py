@@ -44,7 +44,7 @@ def behind_url(request, golden, tmp_path):
 
 def _content(tier: Tier) -> dict:
     """All messages the consume queues lead to, all bounds, all walked frames."""
-    found: dict = {"problems": tier.problems, "metadata": tier.metadata}
+    content: dict = {"problems": tier.problems, "metadata": tier.metadata}
     for queue in tier.queues():
         bounds = (queue.cq_start, queue.min_offset, queue.commit_offset)
         messages = [queue.record(at) for at in range(queue.min_offset, queue.commit_offset)]
@@ -52,19 +52,20 @@ def _content(tier: Tier) -> dict:
         for segment in queue.commit_log.segments:
             if segment.usable:
                 with queue.commit_log.walk(segment) as walk:
-                    frames += [(one.offset.tolist(), one.spans) for one in walk]
-        found[queue.name] = bounds, messages, frames
+                    frames += [(node.offset.tolist(), node.spans) for node in walk]
+        content[queue.name] = bounds, messages, frames
     for broker, flat in tier.indexes():
-        found[broker] = [(one.name, one.size, flat.read(one.base, one.usable))
-                         for one in flat.segments]
-    return found
+        content[broker] = [(segment.name, segment.size, flat.read(segment.base, segment.usable))
+                           for segment in flat.segments]
+    return content
 
 
 def test_it_reads_equal(behind_url, golden):
     store = golden(STORE)
     with Tier.open(str(store / "tieredstore")) as tier:
         wanted = _content(tier)
-        assert sum(len(one[1]) for one in wanted.values() if isinstance(one, tuple)) >= 100
+        assert sum(len(content[1]) for content in wanted.values()
+                   if isinstance(content, tuple)) >= 100
     metadata = str(store / "config" / METADATA_NAME)
     for root in (f"{behind_url}/tieredstore", f"{behind_url}/tieredstore/", behind_url):
         with Tier.open(root, metadata) as tier:
@@ -117,8 +118,8 @@ def test_it_is_fed_equal(appending, golden, golden_copy, tmp_path, rmqctl, monke
     url = f"memory://fed-{os.getpid()}-{next(_numbers)}/tier"
     store = golden_copy("5.3.3/basic/store")
     rmqctl("tiered", "dispatch", store, url, *options, "--verify-after").expect(0)
-    wanted = {one.relative_to(tmp_path / "tier").as_posix(): one.read_bytes()
-              for one in (tmp_path / "tier").rglob("*_C/**/*") if one.is_file()}
+    wanted = {path.relative_to(tmp_path / "tier").as_posix(): path.read_bytes()
+              for path in (tmp_path / "tier").rglob("*_C/**/*") if path.is_file()}
     assert len(wanted) > 20
     with closing(open_reader(url)) as reader:
         assert {path: reader.read(path, 0, (reader.size(path) or 0) + 1) for path in wanted

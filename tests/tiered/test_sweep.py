@@ -43,16 +43,17 @@ def swept(root: Path, window: int, monkeypatch, *, together: bool) -> tuple[list
     monkeypatch.setattr(dispatch_blocks, "_TOGETHER", (4 << 20) if together else 0)
     with Store.open(str(root)) as store:
         view = View(store)
-        queues = [LocalQueue(view, one) for _, one in sorted(store.queues.items())]
-        places = {id(one): 1000 * number for number, one in enumerate(queues)}
-        for one in queues:
-            one.seek(one.first)
+        queues = [LocalQueue(view, queue) for _, queue in sorted(store.queues.items())]
+        places = {id(queue): 1000 * number for number, queue in enumerate(queues)}
+        for queue in queues:
+            queue.seek(queue.first)
         blocks: list[Any] = []
-        windows = Sweep(store.log, queues, lambda one: places[id(one)], window).windows()
-        for one in _flat(windows):
-            places[id(one.queue)] += one.bytes
-            blocks.append(plain(one))
-        faults = [(one.topic, one.queue_id, one.fault) for one in queues]
+        windows = Sweep(store.log, queues, lambda connection: places[id(connection)],
+                        window).windows()
+        for queue in _flat(windows):
+            places[id(queue.queue)] += queue.bytes
+            blocks.append(plain(queue))
+        faults = [(queue.topic, queue.queue_id, queue.fault) for queue in queues]
     monkeypatch.undo()
     return blocks, faults
 
@@ -63,8 +64,8 @@ def _flat(windows: Iterator[Iterator[Block]]) -> Iterator[Block]:
 
 
 def assert_same(root: Path, window: int, monkeypatch) -> None:
-    known = swept(root, window, monkeypatch, together=False)
-    assert swept(root, window, monkeypatch, together=True) == known
+    one_by_one = swept(root, window, monkeypatch, together=False)
+    assert swept(root, window, monkeypatch, together=True) == one_by_one
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +75,16 @@ def local(tmp_path_factory) -> Path:
                        topics=("T0", "T1", "Longer", "T2"))
 
 
-@pytest.mark.parametrize("one", sample(judged_stores(), 16, "sweep"), ids=lambda one: one.id)
-def test_golden(golden, one: GoldenStore, monkeypatch):
-    assert_same(golden(one.id), WINDOWS[-1], monkeypatch)
+@pytest.mark.parametrize("golden_store", sample(judged_stores(), 16, "sweep"),
+                         ids=lambda golden_store: golden_store.id)
+def test_golden(golden, golden_store: GoldenStore, monkeypatch):
+    assert_same(golden(golden_store.id), WINDOWS[-1], monkeypatch)
 
 
 @pytest.mark.parametrize("window", WINDOWS)
 def test_windows_of_any_size(local, window, monkeypatch):
     blocks, faults = swept(local, window, monkeypatch, together=True)
-    assert sum(len(one[5]) for one in blocks) == 90
+    assert sum(len(block[5]) for block in blocks) == 90
     assert not any(fault for _, _, fault in faults)
     assert_same(local, window, monkeypatch)
 
@@ -109,8 +111,8 @@ def test_a_row_of_another_topic_of_the_same_length(local, tmp_path, monkeypatch)
     data = bytearray(rows["T0"].read_bytes())
     data[:20] = rows["T1"].read_bytes()[:20]
     rows["T0"].write_bytes(data)
-    known = swept(root, WINDOWS[-1], monkeypatch, together=False)
-    assert any(fault and "another topic" in fault.reason for _, _, fault in known[1])
+    one_by_one = swept(root, WINDOWS[-1], monkeypatch, together=False)
+    assert any(fault and "another topic" in fault.reason for _, _, fault in one_by_one[1])
     assert_same(root, WINDOWS[-1], monkeypatch)
 
 

@@ -25,7 +25,7 @@ def make(golden: GoldenFolder, monkeypatch):
     """
     monkeypatch.setattr("rmqctl.ext.tiered.recover.recover.now_ms", lambda: 1_800_000_000_000)
 
-    def made(folder: Path) -> None:
+    def write_tier(folder: Path) -> None:
         shutil.copytree(golden(recovering.GOLDEN) / "tieredstore", folder)
         shutil.copytree(golden(recovering.GOLDEN) / "config", folder / "config")
         below = folder / "212d6b50_DefaultCluster/broker-a/TP_user_Topic"
@@ -36,7 +36,7 @@ def make(golden: GoldenFolder, monkeypatch):
         at = list(recovering.sizes(data))[2][0]
         (below / "1/COMMIT_LOG" / recovering.name_of(23336)).write_bytes(
             data[:at] + data[at:at + 50] + data[at:])
-    return made
+    return write_tier
 
 
 def recover(root: Path):
@@ -84,8 +84,8 @@ def test_both_locks(root):
     before = recovering.content(root)
     for place in (root, root / "tieredstore"):
         with StoreLock(place):
-            found = cli.run_process("tiered", "recover", root / "tieredstore", "--apply").expect(4)
-            assert "held" in found.err
+            result = cli.run_process("tiered", "recover", root / "tieredstore", "--apply").expect(4)
+            assert "held" in result.err
     assert not recovering.changed(before, recovering.content(root))
     cli.run("tiered", "recover", root / "tieredstore").expect(0)
 
@@ -101,8 +101,8 @@ def test_undo_holds_the_brokers_root(root):
 
 def test_plan_warns_where_the_broker_runs(root):
     with StoreLock(root):
-        found = cli.run_process("tiered", "recover", root / "tieredstore").expect(0)
-    assert "holds the store" in found.err
+        result = cli.run_process("tiered", "recover", root / "tieredstore").expect(0)
+    assert "holds the store" in result.err
 
 
 def test_note_of_the_brokers_root(tmp_path):
@@ -136,7 +136,7 @@ def test_undo_list(root):
     (root / recovering.METADATA).unlink()
     recovering.recover(root)
     rows = cli.run("undo", root / "tieredstore", "--list", "-o", "jsonl").expect(0).jsonl()
-    assert [(one["command"], one["state"]) for one in rows] == [("tiered recover", "applied")]
+    assert [(row["command"], row["state"]) for row in rows] == [("tiered recover", "applied")]
 
 
 def test_undo_where_neither_store_nor_tier_is(tmp_path):
@@ -179,8 +179,8 @@ def test_interrupted_outside_of_the_tier(root):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert pending(str(root / "tieredstore"))
     assert not (root / recovering.METADATA).exists()
-    found = cli.run("tiered", "recover", root / "tieredstore", "--apply").expect(0)
-    assert "completed first" in found.err
+    result = cli.run("tiered", "recover", root / "tieredstore", "--apply").expect(0)
+    assert "completed first" in result.err
     assert (root / recovering.METADATA).exists()
     assert recovering.recover(root, apply=False)["actions"] == []
     recovering.undo(root)
@@ -193,8 +193,8 @@ def test_nothing_strange_beside_segments(root):
     recovering.recover(root)
     names = {path.name for path in (root / "tieredstore").rglob("*")
              if ".rmqctl" not in path.parts and path.is_file()}
-    assert all(len(one) == 28 or one == "lock" for one in names)
-    assert sorted(one.name for one in (root / "tieredstore").iterdir()) == [
+    assert all(len(name) == 28 or name == "lock" for name in names)
+    assert sorted(path.name for path in (root / "tieredstore").iterdir()) == [
         ".rmqctl", "212d6b50_DefaultCluster", "lock"]
     note = json.loads((root / "tieredstore/.rmqctl/held.json").read_text())
     assert note == {"homes": [".."]}

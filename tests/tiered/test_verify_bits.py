@@ -57,24 +57,24 @@ def local_places(tier: Small) -> list[int]:
 
 def provable(tier: Small) -> dict[Path, list[int]]:
     first, second = tier.queues
-    found = {first.log_path(tier.root, number): list(log_places(first, number))
-             for number in range(2)}
-    found[second.log_path(tier.root)] = list(log_places(second, 0))
+    places_by_file = {first.log_path(tier.root, number): list(log_places(first, number))
+                      for number in range(2)}
+    places_by_file[second.log_path(tier.root)] = list(log_places(second, 0))
     for queue in tier.queues:
         for number, (_, data) in enumerate(queue.units):
-            found[queue.units_path(tier.root, number)] = list(range(len(data)))
-    found[tier.index_path] = list(range(len(tier.uploaded.compacted())))
-    found[tier.local_path] = local_places(tier)
-    return found
+            places_by_file[queue.units_path(tier.root, number)] = list(range(len(data)))
+    places_by_file[tier.index_path] = list(range(len(tier.uploaded.compacted())))
+    places_by_file[tier.local_path] = local_places(tier)
+    return places_by_file
 
 
 def files_of(tier: Small) -> list[Path]:
-    return [one for one in sorted(tier.home.rglob("*")) if one.is_file()]
+    return [path for path in sorted(tier.home.rglob("*")) if path.is_file()]
 
 
 def missed(tier: Small, bits: dict[Path, list[tuple[int, int]]]) -> list[tuple[str, int, int]]:
     """Flips that verify found nothing wrong with."""
-    found = []
+    values = []
     for path, places in bits.items():
         data = path.read_bytes()
         for at, bit in places:
@@ -82,10 +82,10 @@ def missed(tier: Small, bits: dict[Path, list[tuple[int, int]]]) -> list[tuple[s
             raw[at] ^= 1 << bit
             path.write_bytes(raw)
             if verified(tier.home).ok:
-                found.append((str(path.relative_to(tier.home)), at, bit))
+                values.append((str(path.relative_to(tier.home)), at, bit))
         path.write_bytes(data)
     assert verified(tier.home).ok
-    return found
+    return values
 
 
 @pytest.mark.long
@@ -132,8 +132,8 @@ def check_lengths(tier: Small, chance: random.Random | None) -> None:
         data = path.read_bytes()
         for size in lengths(tier, path, chance):
             path.write_bytes(data[:size])
-            found = verified(tier.home)
-            assert not found.ok, (path, size)
+            verify_result = verified(tier.home)
+            assert not verify_result.ok, (path, size)
         path.write_bytes(data)
 
 
@@ -161,16 +161,16 @@ def test_any_bytes_in_any_file(tier: Small, seed: int) -> None:
 
 def test_pieces_swapped_between_files(tier: Small, seed: int) -> None:
     chance = random.Random(seed)
-    paths = [one for one in files_of(tier) if one.stat().st_size]
+    paths = [path for path in files_of(tier) if path.stat().st_size]
     for _ in range(40):
-        one, other = chance.sample(paths, 2)
-        data = one.read_bytes()
+        first, other = chance.sample(paths, 2)
+        data = first.read_bytes()
         part = other.read_bytes()
         at, start = chance.randrange(len(data)), chance.randrange(len(part))
         size = chance.randrange(1, 200)
-        one.write_bytes(data[:at] + part[start:start + size] + data[at + size:])
+        first.write_bytes(data[:at] + part[start:start + size] + data[at + size:])
         verified(tier.home)
-        one.write_bytes(data)
+        first.write_bytes(data)
 
 
 HUGE = (0x7FFFFFFF, -0x80000000, 0x7FFFFFFFFFFFFFFF, -0x8000000000000000, 1 << 62, 0)
@@ -275,11 +275,11 @@ def test_reading_that_fails(tier: Small, monkeypatch: pytest.MonkeyPatch) -> Non
     assert total > 15
     for failing in range(total):
         calls = 0
-        found = verified(tier.home)
-        if found.ok:  # it was a second look at a header: everything was read all the same
-            assert found == clean, failing
+        verify_result = verified(tier.home)
+        if verify_result.ok:  # it was a second look at a header: everything was read all the same
+            assert verify_result == clean, failing
         else:
-            assert "file-unreadable" in categories(found), failing
+            assert "file-unreadable" in categories(verify_result), failing
 
 
 @pytest.mark.parametrize("field", ["position", "length"])
@@ -296,5 +296,6 @@ def test_a_damaged_slot_stands_alone(tier: Small, field: str, value: int) -> Non
         pytest.skip("it says so already")
     data[place:place + part.size] = raw
     tier.index_path.write_bytes(data)
-    found = [one for one in verified(tier.home).findings if one.category == "tiered-index-slot"]
-    assert 1 <= len(found) <= 2
+    findings = [finding for finding in verified(tier.home).findings
+                if finding.category == "tiered-index-slot"]
+    assert 1 <= len(findings) <= 2

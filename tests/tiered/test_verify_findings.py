@@ -57,10 +57,10 @@ FIRST = f"{made.BROKER}/{made.TOPIC}/0"
 @pytest.mark.parametrize("state", ["store", "store-live"])
 def test_a_golden_tier_is_clean(state: str, golden: GoldenFolder) -> None:
     root = golden(f"5.3.3/tiered/{state}")
-    found = verified(root, local=root)
-    assert found.ok
-    assert found.findings == ()
-    cover = found.coverage
+    verify_result = verified(root, local=root)
+    assert verify_result.ok
+    assert verify_result.findings == ()
+    cover = verify_result.coverage
     assert cover.messages == cover.consumequeue_rows == cover.local_equal == 300
     assert cover.bytes_total == cover.bytes_in_messages
     assert cover.items_proven == cover.index_items == cover.keys == 609
@@ -68,14 +68,14 @@ def test_a_golden_tier_is_clean(state: str, golden: GoldenFolder) -> None:
 
 
 def test_the_small_tier_is_clean(tier: Small) -> None:
-    found = verified(tier.home)
-    assert troubles(found) == []
-    assert found.ok
-    assert informed(found) == {"tiered-oddity"}  # the index file without items
-    cover = found.coverage
+    verify_result = verified(tier.home)
+    assert troubles(verify_result) == []
+    assert verify_result.ok
+    assert informed(verify_result) == {"tiered-oddity"}  # the index file without items
+    cover = verify_result.coverage
     assert (cover.queues, cover.messages, cover.consumequeue_rows) == (2, 9, 9)
     assert cover.items_proven == cover.index_items == cover.keys
-    assert [one["structure"] for one in found.checked] == [
+    assert [structure["structure"] for structure in verify_result.checked] == [
         "tier", "metadata", "commitlog", "consumequeue", "index"]
 
 
@@ -267,26 +267,27 @@ EXACTLY: dict[Callable[[Small], None], set[str]] = {
 
 
 @pytest.mark.parametrize(("change", "expected"), EXACTLY.items(),
-                         ids=[one.__name__ for one in EXACTLY])
+                         ids=[key.__name__ for key in EXACTLY])
 def test_exactly_this_is_found(tier: Small, change: Callable[[Small], None],
                                expected: set[str]) -> None:
     change(tier)
-    found = verified(tier.home)
-    assert categories(found) == expected
-    assert not found.ok
-    for one in found.findings:
-        assert one.category in CATEGORIES
-        if one.file is not None:
-            assert one.file.startswith(str(tier.home))
+    verify_result = verified(tier.home)
+    assert categories(verify_result) == expected
+    assert not verify_result.ok
+    for finding in verify_result.findings:
+        assert finding.category in CATEGORIES
+        if finding.file is not None:
+            assert finding.file.startswith(str(tier.home))
 
 
 def test_a_gap_is_reported_with_its_place(tier: Small) -> None:
     gap(tier)
-    found = verified(tier.home)
-    one = next(one for one in found.findings if one.category == "tiered-gap")
-    assert one.length == 40
-    assert one.offset == 0
-    assert {"tiered-segment-missing", "tiered-metadata-entry"} <= categories(found)
+    verify_result = verified(tier.home)
+    finding = next(reported_finding for reported_finding in verify_result.findings
+                   if reported_finding.category == "tiered-gap")
+    assert finding.length == 40
+    assert finding.offset == 0
+    assert {"tiered-segment-missing", "tiered-metadata-entry"} <= categories(verify_result)
 
 
 def test_a_broken_entry_costs_only_itself(tier: Small) -> None:
@@ -308,13 +309,13 @@ def test_units_that_lead_backwards(tmp_path: Path) -> None:
         queue.put(b"x" * (10 + number))
     units = queue.units[0][1]
     first, second = bytes(units[:20]), bytes(units[20:40])
-    one, two = queue.records[0], queue.records[1]
+    record, two = queue.records[0], queue.records[1]
     # The log has the messages of 0 and 1 the other way round, units and all.
-    swapped = [message.build(made.record(1, 0, body=one.body, when=T0 + 1000)),
-               message.build(made.record(0, one.total_size, body=two.body, when=T0))]
+    swapped = [message.build(made.record(1, 0, body=record.body, when=T0 + 1000)),
+               message.build(made.record(0, record.total_size, body=two.body, when=T0))]
     queue.logs[0][1][:len(swapped[0] + swapped[1])] = b"".join(swapped)
-    units[:40] = struct.pack(">qiq", one.total_size, two.total_size, 0) + struct.pack(
-        ">qiq", 0, one.total_size, 0)
+    units[:40] = struct.pack(">qiq", record.total_size, two.total_size, 0) + struct.pack(
+        ">qiq", 0, record.total_size, 0)
     queue.write(tmp_path / "tieredstore")
     assert first != second
     assert categories(verified(tmp_path)) == {"tiered-cq-order"}
@@ -322,27 +323,30 @@ def test_units_that_lead_backwards(tmp_path: Path) -> None:
 
 def test_a_message_that_claims_another_queue_offset(tier: Small) -> None:
     patch(tier.queues[0].log_path(tier.root), 20, struct.pack(">q", 77))
-    found = verified(tier.home)
-    assert categories(found) == {"tiered-message-fields", "tiered-index-item"}
-    one = next(one for one in found.findings if one.category == "tiered-message-fields")
-    assert (one.offset, one.queue_offset, one.topic, one.queue_id) == (0, 0, made.TOPIC, 0)
+    verify_result = verified(tier.home)
+    assert categories(verify_result) == {"tiered-message-fields", "tiered-index-item"}
+    finding = next(reported_finding for reported_finding in verify_result.findings
+                   if reported_finding.category == "tiered-message-fields")
+    assert (finding.offset, finding.queue_offset, finding.topic,
+            finding.queue_id) == (0, 0, made.TOPIC, 0)
 
 
 def test_two_units_of_one_message(tier: Small) -> None:
     path = tier.queues[0].units_path(tier.root)
     patch(path, 20, path.read_bytes()[:20])
-    found = verified(tier.home)
-    one = next(one for one in found.findings if one.category == "tiered-cq-unit")
-    assert "the message at queue offset 0" in one.detail
-    assert one.position == 20
+    verify_result = verified(tier.home)
+    finding = next(reported_finding for reported_finding in verify_result.findings
+                   if reported_finding.category == "tiered-cq-unit")
+    assert "the message at queue offset 0" in finding.detail
+    assert finding.position == 20
 
 
 def test_a_key_without_an_item_is_information(tier: Small) -> None:
     tier.queues[1].put(b"late", KEYS="unheard")
     tier.queues[1].write(tier.root)
-    found = verified(tier.home)
-    assert found.ok
-    assert "tiered-index-missing" in informed(found)
+    verify_result = verified(tier.home)
+    assert verify_result.ok
+    assert "tiered-index-missing" in informed(verify_result)
 
 
 def test_a_lost_consume_queue_beyond_what_may_be_pending(tmp_path: Path,
@@ -365,38 +369,38 @@ def test_other_bytes_than_the_local_ones(golden_copy: GoldenFolder) -> None:
     path = next((root / "tieredstore").rglob("COMMIT_LOG/cfcd2084*"))
     patch(path, 16, b"\x7f")  # the flag: nothing in the tier covers it
     assert verified(root).ok
-    found = verified(root, local=root)
-    assert categories(found) == {"tiered-differs"}
-    assert found.coverage.local_equal == 299
-    assert "byte 16" in troubles(found)[0].detail
+    verify_result = verified(root, local=root)
+    assert categories(verify_result) == {"tiered-differs"}
+    assert verify_result.coverage.local_equal == 299
+    assert "byte 16" in troubles(verify_result)[0].detail
 
 
 def test_messages_that_neither_has(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/tiered/store")
     local = snapshot.copy_tree(root, root.with_name("local"))
-    for one in sorted((local / "commitlog").iterdir())[:4]:
-        one.unlink()
+    for path in sorted((local / "commitlog").iterdir())[:4]:
+        path.unlink()
     for queue in (root / "tieredstore").rglob("CONSUME_QUEUE"):
-        for one in queue.iterdir():
-            if int(one.name[8:]) > 0:
-                one.unlink()
+        for path in queue.iterdir():
+            if int(path.name[8:]) > 0:
+                path.unlink()
             else:
-                cut(one, 40)
-    found = verified(root, local=local, options=Options(frozenset({"local"})))
-    assert categories(found) == {"tiered-lost"}
-    cover = found.coverage
+                cut(path, 40)
+    verify_result = verified(root, local=local, options=Options(frozenset({"local"})))
+    assert categories(verify_result) == {"tiered-lost"}
+    cover = verify_result.coverage
     assert cover.tiered_only == 8
     assert cover.in_neither + cover.local_only + cover.tiered_only == 300
     assert cover.in_neither > 0
-    assert sum(one.count for one in troubles(found)) == cover.in_neither
+    assert sum(finding.count for finding in troubles(verify_result)) == cover.in_neither
 
 
 def test_queues_that_were_not_uploaded_are_local_only(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/tiered/store")
     topic = next((root / "tieredstore").glob("*/broker-a/TP_pay_Event5"))
     count = verified(root).coverage.messages
-    for one in sorted(topic.rglob("*"), reverse=True):
-        one.rmdir() if one.is_dir() else one.unlink()
+    for path in sorted(topic.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
     topic.rmdir()
     cover = verified(root, local=root, options=Options(frozenset({"local"}))).coverage
     assert cover.local_equal + cover.local_only == count
@@ -417,9 +421,9 @@ def test_a_tier_that_grows_meanwhile(tmp_path: Path) -> None:
         # The folder of the log was listed before these messages came, that of the units after.
         flat = next(tier.queues())
         flat.consume_queue = type(before).open(tier.reader, flat.consume_queue.folder)
-        found = verdict(TierVerification(tier, Options(frozenset({"consumequeue"}))), 100)
-    assert found.ok
-    assert "uploaded during this check" in found.findings[0].detail
+        report = verdict(TierVerification(tier, Options(frozenset({"consumequeue"}))), 100)
+    assert report.ok
+    assert "uploaded during this check" in report.findings[0].detail
 
 
 def test_the_tier_of_two_brokers(tier: Small) -> None:
@@ -428,40 +432,42 @@ def test_the_tier_of_two_brokers(tier: Small) -> None:
         other.put(b"x" * number, KEYS="k")
     other.write(tier.root)
     index = Index(T0)
-    for one in other.records:
-        index.add(one, "k")
+    for record in other.records:
+        index.add(record, "k")
     made.upload(tier.root, index.compacted(), broker="broker-b")
-    found = verified(tier.home)
-    assert troubles(found) == []
-    assert "has no entries of broker 'broker-b'" in " ".join(one.detail for one in found.findings)
-    assert found.coverage.messages == 13
-    assert found.coverage.items_unverifiable == 4
-    found = verified(tier.home, options=Options(broker="broker-a"))
-    assert found.coverage.messages == 9
+    verify_result = verified(tier.home)
+    assert troubles(verify_result) == []
+    assert "has no entries of broker 'broker-b'" in " ".join(finding.detail
+                                                             for finding in verify_result.findings)
+    assert verify_result.coverage.messages == 13
+    assert verify_result.coverage.items_unverifiable == 4
+    verify_result = verified(tier.home, options=Options(broker="broker-a"))
+    assert verify_result.coverage.messages == 9
     body(tier)
     assert verified(tier.home, options=Options(broker="broker-b")).ok
     made.write_metadata(tier.home, {made.TOPIC: 0}, [other], None)
     tier.local_path.unlink()
-    found = verified(tier.home, options=Options(broker="broker-b"))
-    assert found.coverage.items_proven == 4
-    assert categories(found) == {"tiered-metadata-entry"}  # the index segment
+    verify_result = verified(tier.home, options=Options(broker="broker-b"))
+    assert verify_result.coverage.items_proven == 4
+    assert categories(verify_result) == {"tiered-metadata-entry"}  # the index segment
 
 
 # -- the command --------------------------------------------------------------------------------
 
 def test_the_command(tier: Small, rmqctl: Runner) -> None:
-    found = rmqctl("tiered", "verify", tier.root, "-o", "json").expect(0).json()
-    assert found["ok"] is True
-    assert found["coverage"]["messages"] == 9
-    assert set(found) == {"ok", "findings", "coverage", "checked", "findings_total", "counts",
-                          "known", "not_judged", "next", "steps", "impact", "damaged_from",
-                          "damaged_to"}
+    answer = rmqctl("tiered", "verify", tier.root, "-o", "json").expect(0).json()
+    assert answer["ok"] is True
+    assert answer["coverage"]["messages"] == 9
+    assert set(answer) == {"ok", "findings", "coverage", "checked", "findings_total", "counts",
+                           "known", "not_judged", "next", "steps", "impact", "damaged_from",
+                           "damaged_to"}
     body(tier)
-    found = rmqctl("tiered", "verify", tier.home, "-o", "json").expect(1).json()
-    assert found["ok"] is False
-    one = next(one for one in found["findings"] if one["category"] == "tiered-body-crc")
-    assert one["severity"] == "error"
-    assert one["next"].startswith("rmqctl tiered dump ")
+    answer = rmqctl("tiered", "verify", tier.home, "-o", "json").expect(1).json()
+    assert answer["ok"] is False
+    finding = next(reported_finding for reported_finding in answer["findings"]
+                   if reported_finding["category"] == "tiered-body-crc")
+    assert finding["severity"] == "error"
+    assert finding["next"].startswith("rmqctl tiered dump ")
     shown = rmqctl("tiered", "verify", tier.home).expect(1).out
     assert "tiered-body-crc" in shown
     assert "What next" in shown
@@ -483,12 +489,12 @@ def test_the_command_refuses(tier: Small, tmp_path: Path, rmqctl: Runner) -> Non
 def test_next_names_commands_that_work(tier: Small, rmqctl: Runner) -> None:
     body(tier)
     stray(tier)
-    found = rmqctl("tiered", "verify", tier.home, "-o", "json").expect(1).json()
-    tried = {one["next"] for one in found["findings"] if one["next"]
-             and not one["next"].startswith("rmqctl tiered recover")}
+    answer = rmqctl("tiered", "verify", tier.home, "-o", "json").expect(1).json()
+    tried = {finding["next"] for finding in answer["findings"] if finding["next"]
+             and not finding["next"].startswith("rmqctl tiered recover")}
     assert len(tried) >= 2
-    for one in tried:
-        rmqctl(*one.split()[1:]).expect(0, 1)
+    for text in tried:
+        rmqctl(*text.split()[1:]).expect(0, 1)
 
 
 def test_nothing_of_a_tier_is_changed(tier: Small, rmqctl: Runner) -> None:
@@ -508,7 +514,7 @@ def test_other_index_numbers_are_found_from_the_file(tmp_path: Path) -> None:
     made.write_metadata(tmp_path, TOPICS | {OTHER: 4}, [queue])
     (tmp_path / "tiered_index_file").mkdir()
     (tmp_path / "tiered_index_file" / str(T0)).write_bytes(index.open_form())
-    found = verified(tmp_path)
-    assert found.ok
-    assert found.coverage.items_proven == 6
+    verify_result = verified(tmp_path)
+    assert verify_result.ok
+    assert verify_result.coverage.items_proven == 6
     assert os.path.isdir(tmp_path / "config")

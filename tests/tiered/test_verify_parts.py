@@ -36,13 +36,13 @@ def test_a_spool_gives_back_what_it_got(memory: int, seed: int) -> None:
         given_rows.append(rows.copy())
         spool.add(rows)
     assert spool.count == 1308
-    found = [spool.bucket(number) for number in range(BUCKETS)]
+    buckets = [spool.bucket(number) for number in range(BUCKETS)]
     spool.close()
-    whole = np.concatenate(found)
+    whole = np.concatenate(buckets)
     expected = np.concatenate(given_rows)
     assert (whole["mark"][1:] >= whole["mark"][:-1]).all()
     assert sorted(whole.tolist()) == sorted(expected.tolist())
-    for number, part in enumerate(found):
+    for number, part in enumerate(buckets):
         assert ((part["mark"] >> np.uint64(58)) == number).all()
 
 
@@ -65,9 +65,9 @@ def test_verify_with_spools_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @given(st.text(max_size=8), st.text(max_size=8))
 def test_both_hash_rules_fold_to_one_number(topic: str, key: str) -> None:
-    found = {int(folded(np.array([one], np.int64))[0])
-             for one in index.both_hashes(topic, key)}
-    assert len(found) == 1
+    numbers = {int(folded(np.array([both_hash_], np.int64))[0])
+               for both_hash_ in index.both_hashes(topic, key)}
+    assert len(numbers) == 1
 
 
 def test_the_lowest_hash_folds_too() -> None:
@@ -80,9 +80,10 @@ def test_seen_knows_exactly_what_was_added(numbers: list[int], first: int) -> No
     seen = SeenOffsets()
     for at in range(0, len(numbers), 7):
         seen.add(np.array(numbers[at:at + 7], np.int64))
-    assert seen.has(first, 300).tolist() == [one in numbers for one in range(first, first + 300)]
-    for one in numbers:
-        assert seen.has(one, 1)[0]
+    assert seen.has(first, 300).tolist() == [number in numbers
+                                             for number in range(first, first + 300)]
+    for number in numbers:
+        assert seen.has(number, 1)[0]
 
 
 def test_a_full_block_is_still_known() -> None:
@@ -105,12 +106,13 @@ def test_units_by_queue_offset(tmp_path: Path, seed: int) -> None:
         assert flat is not None
         units = TierUnits(flat)
         wanted = [chance.randrange(900, 1400) for _ in range(200)] + [-5, 1 << 60, 1000, 1299]
-        found = units.at(np.array(wanted, np.int64))
+        read_units = units.at(np.array(wanted, np.int64))
         for at, number in enumerate(wanted):
             unit = flat.unit(number) if 1000 <= number < 1300 else None
-            assert bool(found.exists[at]) == (unit is not None)
+            assert bool(read_units.exists[at]) == (unit is not None)
             if unit is not None:
-                assert (found.offset[at], found.size[at], found.tags_code[at]) == unit
+                assert (read_units.offset[at], read_units.size[at],
+                        read_units.tags_code[at]) == unit
         blocks = [(start, len(rows)) for start, rows in units.blocks()]
         assert blocks == [(1000, 300)]
 
@@ -128,8 +130,8 @@ def test_units_around_a_missing_segment(tmp_path: Path) -> None:
         assert flat is not None
         units = TierUnits(flat)
         assert [(start, len(rows)) for start, rows in units.blocks()] == [(0, 10), (20, 10)]
-        found = units.at(np.arange(0, 40))
-        assert np.flatnonzero(found.exists).tolist() == [*range(10), *range(20, 30)]
+        read_units = units.at(np.arange(0, 40))
+        assert np.flatnonzero(read_units.exists).tolist() == [*range(10), *range(20, 30)]
 
 
 def test_two_tears(tmp_path: Path) -> None:
@@ -146,10 +148,10 @@ def test_two_tears(tmp_path: Path) -> None:
         assert flat is not None
         units = TierUnits(flat)
         units.find_tears()
-        assert [(one.first, one.shift) for one in units.tears] == [(3, 5), (8, 14)]
+        assert [(tear.first, tear.shift) for tear in units.tears] == [(3, 5), (8, 14)]
         assert units.end == 12
-        found = units.at(np.arange(12))
-        assert found.offset.tolist() == [one.physical_offset for one in queue.records]
+        read_units = units.at(np.arange(12))
+        assert read_units.offset.tolist() == [record.physical_offset for record in queue.records]
     assert T0 == queue.records[0].store_timestamp
 
 
@@ -166,7 +168,7 @@ def test_more_processes_find_the_same(tmp_path: Path, damaged: bool) -> None:
             raw = bytearray(path.read_bytes())
             raw[30] ^= 4
             path.write_bytes(raw)
-    one, two = (verified(tier.home, options=Options(jobs=jobs)) for jobs in (1, 2))
-    assert one == two
-    assert one.coverage.keys > 23
-    assert ("tiered-record" in categories(one)) == damaged
+    first, two = (verified(tier.home, options=Options(jobs=jobs)) for jobs in (1, 2))
+    assert first == two
+    assert first.coverage.keys > 23
+    assert ("tiered-record" in categories(first)) == damaged

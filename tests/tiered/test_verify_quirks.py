@@ -27,8 +27,9 @@ def written(home: Path, queue: Queue, *uploaded: bytes,
     return verified(home)
 
 
-def details(found: VerifyResult, category: str) -> str:
-    return " / ".join(one.detail for one in found.findings if one.category == category)
+def details(verify_result: VerifyResult, category: str) -> str:
+    return " / ".join(finding.detail for finding in verify_result.findings
+                      if finding.category == category)
 
 
 # -- commit log and consume queue ---------------------------------------------------------------
@@ -39,11 +40,11 @@ def test_codas_of_old_versions(tmp_path: Path) -> None:
         if number % 2 == 0 and number:
             queue.roll_log(coda=True)
         queue.put(b"x" * number)
-    found = written(tmp_path, queue)
-    assert found.ok
-    assert found.findings == ()
-    assert found.coverage.bytes_coda == 32
-    assert found.coverage.bytes_damaged == 0
+    verify_result = written(tmp_path, queue)
+    assert verify_result.ok
+    assert verify_result.findings == ()
+    assert verify_result.coverage.bytes_coda == 32
+    assert verify_result.coverage.bytes_damaged == 0
 
 
 def test_a_unit_that_leads_to_the_coda_before_its_message(tmp_path: Path) -> None:
@@ -51,10 +52,10 @@ def test_a_unit_that_leads_to_the_coda_before_its_message(tmp_path: Path) -> Non
     queue.put()
     queue.put(coda_first=True)
     queue.put()
-    found = written(tmp_path, queue)
-    assert troubles(found) == []
-    assert found.coverage.messages == 3
-    assert found.coverage.bytes_coda == 16
+    verify_result = written(tmp_path, queue)
+    assert troubles(verify_result) == []
+    assert verify_result.coverage.messages == 3
+    assert verify_result.coverage.bytes_coda == 16
 
 
 def test_orphans_are_counted_and_reported(tmp_path: Path) -> None:
@@ -68,13 +69,13 @@ def test_orphans_are_counted_and_reported(tmp_path: Path) -> None:
     queue.put(b"again")
     tail = made.record(2, queue.log_end, body=b"tail", when=T0 + 1000)
     queue.orphan(message.build(tail))
-    found = written(tmp_path, queue)
-    assert found.ok
-    assert informed(found) == {"tiered-orphans"}
-    text = details(found, "tiered-orphans")
+    verify_result = written(tmp_path, queue)
+    assert verify_result.ok
+    assert informed(verify_result) == {"tiered-orphans"}
+    text = details(verify_result, "tiered-orphans")
     assert "2 complete messages (1 written again later, 1 not yet in the consume queue)" in text
     assert "77 bytes" in text
-    cover = found.coverage
+    cover = verify_result.coverage
     assert (cover.messages, cover.orphans) == (2, 2)
     assert cover.bytes_orphaned == lost.total_size + tail.total_size
     assert cover.bytes_total == (cover.bytes_in_messages + cover.bytes_orphaned
@@ -84,15 +85,16 @@ def test_orphans_are_counted_and_reported(tmp_path: Path) -> None:
 def test_ipv6_times(tmp_path: Path) -> None:
     queue, index = Queue(), Index(T0)
     for number in range(4):
-        one = queue.put(b"x", v6=number % 2 == 1, KEYS=f"k{number}")
-        raw = int.from_bytes(message.build(one)[56:64], signed=True)
+        put_message = queue.put(b"x", v6=number % 2 == 1, KEYS=f"k{number}")
+        raw = int.from_bytes(message.build(put_message)[56:64], signed=True)
         diff = abs(raw - T0) // 1000 * (1 if raw >= T0 else -1)
         wrapped = (diff + (1 << 31)) % (1 << 32) - (1 << 31)
-        index.items.append((made.index_hash(made.TOPIC, f"k{number}"), 0, 0, one.physical_offset,
-                            one.total_size, wrapped))
-    found = written(tmp_path, queue, index.compacted(), metadata={0: index})
-    assert troubles(found) == []
-    assert "IPv6" in details(found, "tiered-oddity")
+        index.items.append((made.index_hash(made.TOPIC, f"k{number}"), 0, 0,
+                            put_message.physical_offset,
+                            put_message.total_size, wrapped))
+    verify_result = written(tmp_path, queue, index.compacted(), metadata={0: index})
+    assert troubles(verify_result) == []
+    assert "IPv6" in details(verify_result, "tiered-oddity")
 
 
 def test_expired_heads(tmp_path: Path) -> None:
@@ -105,10 +107,10 @@ def test_expired_heads(tmp_path: Path) -> None:
     queue.log_path(tmp_path / "tieredstore").unlink()
     del queue.logs[0]
     made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue])
-    found = verified(tmp_path)
-    assert found.ok
-    assert informed(found) == {"tiered-cq-expired"}
-    assert found.coverage.rows_expired == 4
+    verify_result = verified(tmp_path)
+    assert verify_result.ok
+    assert informed(verify_result) == {"tiered-cq-expired"}
+    assert verify_result.coverage.rows_expired == 4
 
 
 def test_a_commit_log_that_began_anew(tmp_path: Path) -> None:
@@ -126,9 +128,9 @@ def test_a_commit_log_that_began_anew(tmp_path: Path) -> None:
     entry = value["consumeQueueFileSegmentTable"]["broker-a/orders/0"]["0"]
     entry.update(beginTimestamp=T0, endTimestamp=T0 + 7000)
     metadata.write_text(json.dumps(value))
-    found = verified(tmp_path)
-    assert troubles(found) == []
-    assert found.coverage.rows_expired == 5
+    verify_result = verified(tmp_path)
+    assert troubles(verify_result) == []
+    assert verify_result.coverage.rows_expired == 5
 
 
 @pytest.mark.parametrize("torn", [1, 7, 19])
@@ -139,14 +141,15 @@ def test_a_torn_consume_queue_that_went_on(tmp_path: Path, torn: int) -> None:
             queue.units[-1][1].extend(b"\xee" * torn)
         queue.put(b"x" * number, TAGS="t")
     # As the broker has it: the unit at queue offset 4 lies behind the torn bytes.
-    queue.records = [message.decode(message.build(one)) for one in queue.records]
-    found = written(tmp_path, queue)
-    assert categories(found) == {"tiered-cq-torn"}
-    one, = [one for one in found.findings if one.category == "tiered-cq-torn"]
-    assert one.queue_offset == 4
-    assert one.count == 5
-    assert f"{torn} byte" in one.detail
-    assert found.coverage.messages == 9
+    queue.records = [message.decode(message.build(record)) for record in queue.records]
+    verify_result = written(tmp_path, queue)
+    assert categories(verify_result) == {"tiered-cq-torn"}
+    finding, = [reported_finding for reported_finding in verify_result.findings
+                if reported_finding.category == "tiered-cq-torn"]
+    assert finding.queue_offset == 4
+    assert finding.count == 5
+    assert f"{torn} byte" in finding.detail
+    assert verify_result.coverage.messages == 9
 
 
 def test_a_tear_without_anything_behind_it(tmp_path: Path) -> None:
@@ -154,9 +157,9 @@ def test_a_tear_without_anything_behind_it(tmp_path: Path) -> None:
     for number in range(4):
         queue.put(b"x" * number)
     queue.units[0][1].extend(b"\0" * 12)
-    found = written(tmp_path, queue)
-    assert categories(found) == {"tiered-cq-torn"}
-    assert found.coverage.messages == 4
+    verify_result = written(tmp_path, queue)
+    assert categories(verify_result) == {"tiered-cq-torn"}
+    assert verify_result.coverage.messages == 4
 
 
 @pytest.mark.parametrize("part", [1, 50, 131, 140, 300])
@@ -173,16 +176,17 @@ def test_a_torn_write_that_was_repeated_behind_its_part(tmp_path: Path, part: in
     # Messages of later rounds: they say where they lie, their units lead to where they should.
     for number in range(8, 10):
         at = queue.log_end
-        one = made.record(number, at, body=b"later", when=T0 + 1000 * number)
-        log.extend(message.build(one))
-        queue.units[0][1].extend(struct.pack(">qiq", at - part, one.total_size, 0))
-    found = written(tmp_path, queue)
-    assert "tiered-shifted" in categories(found)
-    assert categories(found) <= {"tiered-shifted", "tiered-record"}
-    one = next(one for one in found.findings if one.category == "tiered-shifted")
-    assert f" {part} bytes after" in one.detail
+        record = made.record(number, at, body=b"later", when=T0 + 1000 * number)
+        log.extend(message.build(record))
+        queue.units[0][1].extend(struct.pack(">qiq", at - part, record.total_size, 0))
+    verify_result = written(tmp_path, queue)
+    assert "tiered-shifted" in categories(verify_result)
+    assert categories(verify_result) <= {"tiered-shifted", "tiered-record"}
+    record = next(finding for finding in verify_result.findings
+                  if finding.category == "tiered-shifted")
+    assert f" {part} bytes after" in record.detail
     whole = part // len(message.build(queue.records[3]))
-    assert one.count >= 5 + 2 - whole - 1
+    assert record.count >= 5 + 2 - whole - 1
 
 
 def test_what_a_crash_leaves_of_the_metadata(tmp_path: Path) -> None:
@@ -197,10 +201,10 @@ def test_what_a_crash_leaves_of_the_metadata(tmp_path: Path) -> None:
         value[table]["broker-a/orders/0"]["0"].update(
             size=0, beginTimestamp=NEVER, endTimestamp=NEVER)
     path.write_text(json.dumps(value))
-    found = verified(tmp_path)
-    assert found.ok
-    assert informed(found) == {"tiered-oddity", "tiered-metadata-size"}
-    assert "times missing in the metadata" in details(found, "tiered-oddity")
+    verify_result = verified(tmp_path)
+    assert verify_result.ok
+    assert informed(verify_result) == {"tiered-oddity", "tiered-metadata-size"}
+    assert "times missing in the metadata" in details(verify_result, "tiered-oddity")
 
 
 def test_empty_segments(tmp_path: Path) -> None:
@@ -208,25 +212,25 @@ def test_empty_segments(tmp_path: Path) -> None:
     queue.put()
     queue.roll_log()
     queue.roll_units()
-    found = written(tmp_path, queue)
-    assert found.ok
-    assert found.findings == ()
+    verify_result = written(tmp_path, queue)
+    assert verify_result.ok
+    assert verify_result.findings == ()
 
 
 def test_a_queue_that_was_only_made(tmp_path: Path) -> None:
-    found = written(tmp_path, Queue())
-    assert found.ok
-    assert found.findings == ()
-    assert found.coverage.messages == 0
+    verify_result = written(tmp_path, Queue())
+    assert verify_result.ok
+    assert verify_result.findings == ()
+    assert verify_result.coverage.messages == 0
 
 
 def test_a_property_crc_is_not_verifiable(tmp_path: Path) -> None:
     queue = Queue()
     queue.put(b"x", TAGS="a", **{"__CRC32#": "0123456789"})
     queue.put(b"x", TAGS="a")
-    found = written(tmp_path, queue)
-    assert found.ok
-    assert found.coverage.property_crc_unverifiable == 1
+    verify_result = written(tmp_path, queue)
+    assert verify_result.ok
+    assert verify_result.coverage.property_crc_unverifiable == 1
 
 
 # -- index files --------------------------------------------------------------------------------
@@ -247,9 +251,9 @@ def test_hashes_of_newer_brokers(tmp_path: Path) -> None:
         negative += made.java_hash(f"{made.TOPIC}#{key}") < 0
         index.add(queue.put(b"x", KEYS=key), key, masked=True)
     assert negative > 5
-    found = written(tmp_path, queue, index.compacted(), metadata={0: index})
-    assert found.findings == ()
-    assert found.coverage.items_proven == 40
+    verify_result = written(tmp_path, queue, index.compacted(), metadata={0: index})
+    assert verify_result.findings == ()
+    assert verify_result.coverage.items_proven == 40
 
 
 def test_times_before_the_file_and_a_lost_end(tmp_path: Path) -> None:
@@ -257,9 +261,9 @@ def test_times_before_the_file_and_a_lost_end(tmp_path: Path) -> None:
     for number in range(9):
         index.add(queue.put(b"x", KEYS=f"k{number}"), f"k{number}")
     assert min(item[5] for item in index.items) < 0
-    found = written(tmp_path, queue, index.compacted(), metadata={0: index})
-    assert found.ok
-    assert found.coverage.items_proven == 9
+    verify_result = written(tmp_path, queue, index.compacted(), metadata={0: index})
+    assert verify_result.ok
+    assert verify_result.coverage.items_proven == 9
 
 
 def test_an_end_that_is_the_host_of_an_ipv6_message(tmp_path: Path) -> None:
@@ -273,17 +277,17 @@ def test_an_end_that_is_the_host_of_an_ipv6_message(tmp_path: Path) -> None:
     entry = value["indexFileSegmentTable"]["broker-a/rmq_sys_INDEX/0"]["0"]
     entry["endTimestamp"] = 0x20010DB800000000
     path.write_text(json.dumps(value))
-    found = verified(tmp_path)
-    assert troubles(found) == []
-    assert "IPv6" in details(found, "tiered-oddity")
+    verify_result = verified(tmp_path)
+    assert troubles(verify_result) == []
+    assert "IPv6" in details(verify_result, "tiered-oddity")
 
 
 def test_times_in_milliseconds_in_a_file_of_seconds(tmp_path: Path) -> None:
     queue, index = keyed("a", "b", "c")
     index.items = [(*item[:5], item[5] * 1000) for item in index.items]
-    found = written(tmp_path, queue, index.compacted(), metadata={0: index})
-    assert troubles(found) == []
-    assert "milliseconds" in details(found, "tiered-oddity")
+    verify_result = written(tmp_path, queue, index.compacted(), metadata={0: index})
+    assert troubles(verify_result) == []
+    assert "milliseconds" in details(verify_result, "tiered-oddity")
 
 
 def old_form(index: Index) -> bytes:
@@ -307,31 +311,31 @@ def test_the_form_of_5_1(tmp_path: Path) -> None:
     value = json.loads(path.read_text())
     value["indexFileSegmentTable"]["broker-a/rmq_sys_INDEX/0"]["0"]["size"] = len(raw)
     path.write_text(json.dumps(value))
-    found = verified(tmp_path)
-    assert troubles(found) == []
-    assert found.coverage.items_proven == 4
+    verify_result = verified(tmp_path)
+    assert troubles(verify_result) == []
+    assert verify_result.coverage.items_proven == 4
 
 
 def test_an_open_file_of_5_1(tmp_path: Path) -> None:
     queue, _ = keyed("a", "b", "a", "c", "b")
     slots, room = 5, 12
     heads, items = [-1] * slots, b""
-    for number, one in enumerate(queue.records):
-        key = one.properties.decode().split("\1")[1].rstrip("\2")
+    for number, record in enumerate(queue.records):
+        key = record.properties.decode().split("\1")[1].rstrip("\2")
         hashed = made.index_hash(made.TOPIC, key)
-        items += struct.pack(">iiiqiii", hashed, 0, 0, one.physical_offset, one.total_size,
-                             one.store_timestamp - T0, heads[hashed % slots])
+        items += struct.pack(">iiiqiii", hashed, 0, 0, record.physical_offset, record.total_size,
+                             record.store_timestamp - T0, heads[hashed % slots])
         heads[hashed % slots] = number
     raw = struct.pack(">Iqqii", 0xBCC50289, T0, T0 + 4000, 0, len(queue.records))
-    raw += b"".join(struct.pack(">ii", one, 0) for one in heads) + items
+    raw += b"".join(struct.pack(">ii", head, 0) for head in heads) + items
     raw = raw.ljust(40 + 8 * slots + 32 * room, b"\0") + b"\xff" * 4
     queue.write(tmp_path / "tieredstore")
     made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue])
     (tmp_path / "tiered_index_file").mkdir()
     (tmp_path / "tiered_index_file/0000").write_bytes(raw)
-    found = verified(tmp_path)
-    assert troubles(found) == []
-    assert found.coverage.items_proven == 5
+    verify_result = verified(tmp_path)
+    assert troubles(verify_result) == []
+    assert verify_result.coverage.items_proven == 5
 
 
 def test_items_of_expired_messages_and_removed_topics(tmp_path: Path) -> None:
@@ -344,37 +348,38 @@ def test_items_of_expired_messages_and_removed_topics(tmp_path: Path) -> None:
     del queue.logs[0]
     made.upload(tmp_path / "tieredstore", index.compacted())
     made.write_metadata(tmp_path, {made.TOPIC: 0, "later": 2}, [queue], {0: index})
-    found = verified(tmp_path)
-    assert troubles(found) == []
-    assert informed(found) >= {"tiered-index-expired", "tiered-cq-expired"}
-    assert "4 items of expired messages, 1 of deleted" in details(found, "tiered-index-expired")
-    assert found.coverage.items_proven == 1
+    verify_result = verified(tmp_path)
+    assert troubles(verify_result) == []
+    assert informed(verify_result) >= {"tiered-index-expired", "tiered-cq-expired"}
+    assert "4 items of expired messages, 1 of deleted" in details(verify_result,
+                                                                  "tiered-index-expired")
+    assert verify_result.coverage.items_proven == 1
 
 
 def test_items_written_twice(tmp_path: Path) -> None:
     queue, index = keyed("a", "b")
     index.items += index.items
-    found = written(tmp_path, queue, index.compacted(), metadata={0: index})
-    assert found.findings == ()
+    verify_result = written(tmp_path, queue, index.compacted(), metadata={0: index})
+    assert verify_result.findings == ()
 
 
 @pytest.mark.parametrize("keys", ["a  b", " a", None])
 def test_the_empty_key(tmp_path: Path, keys: str | None) -> None:
     queue, index = Queue(), Index(T0)
-    one = queue.put(b"x", **({} if keys is None else {"KEYS": keys}))
+    message = queue.put(b"x", **({} if keys is None else {"KEYS": keys}))
     for key in sorted(set("".split(" ") if keys is None else keys.split(" "))):
-        index.add(one, key)
+        index.add(message, key)
     queue.put(b"y")
-    found = written(tmp_path, queue, index.compacted(), metadata={0: index})
-    assert found.findings == ()
-    assert found.coverage.items_proven == len(index.items)
+    verify_result = written(tmp_path, queue, index.compacted(), metadata={0: index})
+    assert verify_result.findings == ()
+    assert verify_result.coverage.items_proven == len(index.items)
 
 
 def test_an_index_file_without_items(tmp_path: Path) -> None:
     queue, index = keyed("a")
-    found = written(tmp_path, queue, index.compacted(), b"", metadata={0: index})
-    assert found.ok
-    assert "no items" in details(found, "tiered-oddity")
+    verify_result = written(tmp_path, queue, index.compacted(), b"", metadata={0: index})
+    assert verify_result.ok
+    assert "no items" in details(verify_result, "tiered-oddity")
 
 
 def test_what_a_crash_leaves_beside_the_open_index_file(tmp_path: Path) -> None:
@@ -383,10 +388,10 @@ def test_what_a_crash_leaves_beside_the_open_index_file(tmp_path: Path) -> None:
     (folder / str(T0)).write_bytes(tier.uploaded.open_form())
     (folder / "compacting").mkdir()
     (folder / "compacting" / str(T0)).write_bytes(tier.uploaded.compacted()[:50])
-    found = verified(tmp_path)
-    assert found.ok
-    assert "already uploaded" in details(found, "tiered-oddity")
-    assert "compacted copy, not uploaded" in details(found, "tiered-oddity")
+    verify_result = verified(tmp_path)
+    assert verify_result.ok
+    assert "already uploaded" in details(verify_result, "tiered-oddity")
+    assert "compacted copy, not uploaded" in details(verify_result, "tiered-oddity")
 
 
 def test_a_removed_segment_that_metadata_still_has(tmp_path: Path) -> None:
@@ -397,9 +402,9 @@ def test_a_removed_segment_that_metadata_still_has(tmp_path: Path) -> None:
     table = value["commitLogFileSegmentTable"]["broker-a/orders/0"]
     table["77777"] = table["0"] | {"baseOffset": 77777, "status": 2}
     path.write_text(json.dumps(value))
-    found = verified(tmp_path)
-    assert found.ok
-    assert "deleted" in details(found, "tiered-oddity")
+    verify_result = verified(tmp_path)
+    assert verify_result.ok
+    assert "deleted" in details(verify_result, "tiered-oddity")
 
 
 def test_windows_paths_of_old_metadata(tmp_path: Path) -> None:

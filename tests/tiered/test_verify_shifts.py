@@ -36,13 +36,14 @@ def several(count: int) -> Queue:
     return queue
 
 
-def shifts(found: VerifyResult) -> list[tuple[int | None, int | None]]:
-    return [(one.queue_offset, one.count) for one in found.findings
-            if one.category == "tiered-shifted"]
+def shifts(verify_result: VerifyResult) -> list[tuple[int | None, int | None]]:
+    return [(finding.queue_offset, finding.count) for finding in verify_result.findings
+            if finding.category == "tiered-shifted"]
 
 
-def wrong_units(found: VerifyResult) -> list[int | None]:
-    return [one.queue_offset for one in found.findings if one.category == "tiered-cq-unit"]
+def wrong_units(verify_result: VerifyResult) -> list[int | None]:
+    return [finding.queue_offset for finding in verify_result.findings
+            if finding.category == "tiered-cq-unit"]
 
 
 def test_a_turned_bit_of_a_unit_is_no_shift(tmp_path: Path) -> None:
@@ -52,12 +53,14 @@ def test_a_turned_bit_of_a_unit_is_no_shift(tmp_path: Path) -> None:
             place = several(6).records[number].physical_offset
             queue = several(6)
             lead(queue, number, place - (place ^ 1 << bit))
-            found = found_in(queue, tmp_path / f"{number}-{bit}")
-            assert shifts(found) == []
+            verify_result = found_in(queue, tmp_path / f"{number}-{bit}")
+            assert shifts(verify_result) == []
             assert {"tiered-cq-unit", "tiered-cq-ahead"} & {
-                one.category for one in found.findings if one.queue_offset == number}
-            assert found.coverage.orphans == 1
-            note, = [one for one in found.findings if one.category == "tiered-orphans"]
+                finding.category for finding in verify_result.findings
+                if finding.queue_offset == number}
+            assert verify_result.coverage.orphans == 1
+            note, = [finding for finding in verify_result.findings
+                     if finding.category == "tiered-orphans"]
             assert "0 written again later" in note.detail
 
 
@@ -69,9 +72,9 @@ def test_units_that_agree_on_a_distance_are_no_shift(numbers: tuple[int, ...], b
     queue = several(6)
     for number in numbers:
         lead(queue, number, before)
-    found = found_in(queue, tmp_path)
-    assert shifts(found) == []
-    assert wrong_units(found) == list(numbers)
+    verify_result = found_in(queue, tmp_path)
+    assert shifts(verify_result) == []
+    assert wrong_units(verify_result) == list(numbers)
 
 
 @pytest.mark.parametrize("wrong", [4, 6])
@@ -82,9 +85,9 @@ def test_a_unit_that_leads_to_the_start_of_its_segment(wrong: int, tmp_path: Pat
     for number in range(3, 7):
         queue.put(b"message %d" % number)
     lead(queue, wrong, queue.records[wrong].physical_offset - queue.logs[1][0])
-    found = found_in(queue, tmp_path)
-    assert shifts(found) == []
-    assert wrong_units(found) == [wrong]
+    verify_result = found_in(queue, tmp_path)
+    assert shifts(verify_result) == []
+    assert wrong_units(verify_result) == [wrong]
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -104,16 +107,16 @@ def test_a_message_of_the_block_proves_a_shift(first: int, lost: int | None,
     log[start:] = block[:part] + block
     for number in range(first + 2, first + 4):
         at = queue.log_end
-        one = made.record(number, at, body=b"later", when=T0 + 1000 * number)
-        log.extend(message.build(one))
-        queue.units[0][1].extend(struct.pack(">qiq", at - part, one.total_size, 0))
+        record = made.record(number, at, body=b"later", when=T0 + 1000 * number)
+        log.extend(message.build(record))
+        queue.units[0][1].extend(struct.pack(">qiq", at - part, record.total_size, 0))
     queue.roll_log()
     queue.put(b"in the next one")
     if lost is not None:
         queue.units[0][1][(first + lost) * 20:(first + lost + 1) * 20] = bytes(20)
-    found = found_in(queue, tmp_path)
-    assert shifts(found) == [(first + (lost == 0), 4 - (lost is not None))]
-    assert wrong_units(found) == ([] if lost is None else [first + lost])
+    verify_result = found_in(queue, tmp_path)
+    assert shifts(verify_result) == [(first + (lost == 0), 4 - (lost is not None))]
+    assert wrong_units(verify_result) == ([] if lost is None else [first + lost])
 
 
 def test_a_copy_in_a_body_is_no_shift(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_a_copy_in_a_body_is_no_shift(tmp_path: Path) -> None:
     queue.orphan()
     queue.put(b"last")
     queue.logs[0][1][around.physical_offset + 4] ^= 1  # its magic
-    found = found_in(queue, tmp_path)
-    assert shifts(found) == []
-    note, = [one for one in found.findings if one.category == "tiered-orphans"]
+    verify_result = found_in(queue, tmp_path)
+    assert shifts(verify_result) == []
+    note, = [finding for finding in verify_result.findings if finding.category == "tiered-orphans"]
     assert "77 bytes without a message" in note.detail

@@ -43,8 +43,8 @@ class Small:
         return self.home / "config" / "tieredStoreMetadata.json"
 
     def write(self) -> None:
-        for one in self.queues:
-            one.write(self.root)
+        for queue in self.queues:
+            queue.write(self.root)
         made.upload(self.root, self.uploaded.compacted(), b"")
         self.local_path.parent.mkdir(exist_ok=True)
         self.local_path.write_bytes(self.local.open_form())
@@ -62,19 +62,19 @@ def small(home: Path, *, write: bool = True) -> Small:
             first.roll_units()
         tags = {"TAGS": "甲"} if number % 2 else {}
         keys = {"KEYS": f"k{number} same"} if number != 3 else {}
-        one = first.put(b"body %d" % number * 2, **tags, UNIQ_KEY=f"u{number}", **keys)
+        record = first.put(b"body %d" % number * 2, **tags, UNIQ_KEY=f"u{number}", **keys)
         file = uploaded if number < 3 else local
-        file.add(one, f"u{number}")
+        file.add(record, f"u{number}")
         for key in keys.get("KEYS", "").split():
-            file.add(one, key)
+            file.add(record, key)
     for number in range(2):
-        one = second.put(b"", UNIQ_KEY=f"s{number}", KEYS="x")
+        record = second.put(b"", UNIQ_KEY=f"s{number}", KEYS="x")
         for key in (f"s{number}", "x"):
-            local.add(one, key, topic_id=1)
-    found = Small(home, [first, second], uploaded, local)
+            local.add(record, key, topic_id=1)
+    small = Small(home, [first, second], uploaded, local)
     if write:
-        found.write()
-    return found
+        small.write()
+    return small
 
 
 def verified(home: Path, local: Path | None = None, most: int = 1000,
@@ -89,16 +89,16 @@ def verified(home: Path, local: Path | None = None, most: int = 1000,
                 store.close()
 
 
-def troubles(found: VerifyResult) -> list[Finding]:
+def troubles(verify_result: VerifyResult) -> list[Finding]:
     """Findings which are no mere information."""
-    return [one for one in found.findings if one.severity != INFO]
+    return [finding for finding in verify_result.findings if finding.severity != INFO]
 
 
-def categories(found: VerifyResult) -> set[str]:
+def categories(verify_result: VerifyResult) -> set[str]:
     """The categories of those."""
-    return {one.category for one in troubles(found)}
+    return {finding.category for finding in troubles(verify_result)}
 
 
-def informed(found: VerifyResult) -> set[str]:
+def informed(verify_result: VerifyResult) -> set[str]:
     """The categories of mere information."""
-    return {one.category for one in found.findings if one.severity == INFO}
+    return {finding.category for finding in verify_result.findings if finding.severity == INFO}

@@ -56,13 +56,13 @@ class Row(NamedTuple):
 
 def log_files(root: Path, *folders: str) -> list[str]:
     """The files of the log in order, relative to the root."""
-    found = [path for name in folders or ("commitlog",) for path in (root / name).iterdir()]
-    return [str(path.relative_to(root)) for path in sorted(found, key=lambda path: path.name)]
+    paths = [path for name in folders or ("commitlog",) for path in (root / name).iterdir()]
+    return [str(path.relative_to(root)) for path in sorted(paths, key=lambda path: path.name)]
 
 
 def records(root: Path, *folders: str) -> list[Placed]:
     """Every message, file by file up to the first that is none (blank, zeros, damage)."""
-    return [one for file in log_files(root, *folders) for one in _in_file(root, file)]
+    return [record for file in log_files(root, *folders) for record in _in_file(root, file)]
 
 
 def _in_file(root: Path, file: str) -> Iterator[Placed]:
@@ -70,12 +70,12 @@ def _in_file(root: Path, file: str) -> Iterator[Placed]:
     base = int(Path(file).name)
     position = 0
     while data[position + 4:position + 8] != BLANK:
-        found = model.record(data, position)
-        if found is None:
+        record = model.record(data, position)
+        if record is None:
             return
-        yield Placed(file, position, base + position, found.size, found.topic, found.queue_id,
-                     found.queue_offset, found.store_timestamp, found.properties)
-        position += found.size
+        yield Placed(file, position, base + position, record.size, record.topic, record.queue_id,
+                     record.queue_offset, record.store_timestamp, record.properties)
+        position += record.size
 
 
 def raw(root: Path, record: Placed) -> bytes:
@@ -85,21 +85,21 @@ def raw(root: Path, record: Placed) -> bytes:
 
 def queues(root: Path) -> dict[str, list[str]]:
     """``consumequeue/T/0`` -> its files in order, relative to the root."""
-    found: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for path in sorted((root / "consumequeue").glob("*/*/*")):
-        found.setdefault(str(path.parent.relative_to(root)), []).append(
+        texts.setdefault(str(path.parent.relative_to(root)), []).append(
             str(path.relative_to(root)))
-    return found
+    return texts
 
 
 def rows(root: Path, *files: str) -> list[Row]:
     """The used rows of these consumequeue files; of all without a name."""
-    found = []
-    for file in files or [one for each in queues(root).values() for one in each]:
+    rows = []
+    for file in files or [unit for queue in queues(root).values() for unit in queue]:
         for number, unit in enumerate(UNIT.iter_unpack((root / file).read_bytes())):
             if unit[1] > 0:
-                found.append(Row(file, number, *unit))
-    return found
+                rows.append(Row(file, number, *unit))
+    return rows
 
 
 def forget_rows(root: Path, lost: Callable[[Row], bool]) -> int:

@@ -57,8 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
 def unpacker(base: Path) -> Callable[[str], Path]:
     """``unpacker(folder)("4.9.3/basic/store")``: a golden root, unpacked under ``folder``."""
     def unpacked(name: str) -> Path:
-        each, rest = golden.split(name)
-        return golden.unpack(each, base) / rest
+        root, rest = golden.split(name)
+        return golden.unpack(root, base) / rest
 
     return unpacked
 

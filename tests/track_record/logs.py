@@ -15,15 +15,15 @@ HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 def _in_newest_file(root: Path, share: float) -> anatomy.Placed:
     """The message that far into the newest file with messages."""
-    found = anatomy.records(root)
-    newest = [one for one in found if one.file == found[-1].file]
+    records = anatomy.records(root)
+    newest = [record for record in records if record.file == records[-1].file]
     return newest[int(len(newest) * share)]
 
 
 def magic_of_text(root: Path) -> None:
     """The magic of the report, 0x696e4d73, is text: "inMs"."""
-    one = _in_newest_file(root, 0.5)
-    damage.write(root, one.file, one.position + 4, b"inMs")
+    record = _in_newest_file(root, 0.5)
+    damage.write(root, record.file, record.position + 4, b"inMs")
 
 
 def shifted_by_another_history(root: Path) -> None:
@@ -32,18 +32,18 @@ def shifted_by_another_history(root: Path) -> None:
     The old message ends in the middle of the master's new one: from there to the next message
     nothing fits. The slave's queues know the old message and nothing behind it.
     """
-    one = next(each for each in anatomy.records(root)
-               if each.start >= _in_newest_file(root, 0.3).start and each.size >= 300)
-    whole = message.decode(anatomy.raw(root, one))
+    record = next(message for message in anatomy.records(root)
+                  if message.start >= _in_newest_file(root, 0.3).start and message.size >= 300)
+    whole = message.decode(anatomy.raw(root, record))
     whole.body, whole.properties = b"written by the old master", b""
     whole.body_crc = zlib.crc32(whole.body) & message.CRC_MASK
     whole.total_size = message.size_of(whole.sys_flag, whole.magic, len(whole.body),
                                        len(whole.topic), 0)
     old = message.build(whole)
-    assert len(old) < one.size
-    damage.write(root, one.file, one.position, old)
-    anatomy.forget_rows(root, lambda row: row.physical_offset > one.start)
-    row = next(row for row in anatomy.rows(root) if row.physical_offset == one.start)
+    assert len(old) < record.size
+    damage.write(root, record.file, record.position, old)
+    anatomy.forget_rows(root, lambda row: row.physical_offset > record.start)
+    row = next(row for row in anatomy.rows(root) if row.physical_offset == record.start)
     damage.cq_set(root, row.file, row.number, size=len(old), tags_code=0)
 
 
@@ -53,32 +53,32 @@ def middle_file_missing(root: Path) -> None:
 
 
 def broken_half_message(root: Path) -> None:
-    half = [one for one in anatomy.records(root) if one.topic == HALF_TOPIC]
-    one = half[len(half) // 2]
-    damage.zero(root, one.file, one.position, 64)
+    half = [record for record in anatomy.records(root) if record.topic == HALF_TOPIC]
+    message = half[len(half) // 2]
+    damage.zero(root, message.file, message.position, 64)
 
 
 def properties_never_written(root: Path) -> None:
     """The last message up to the end of its topic; zeros from the properties on."""
-    one = anatomy.records(root)[-1]
-    length = len(message.decode(anatomy.raw(root, one)).properties)
-    damage.zero(root, one.file, one.position + one.size - length, length)
+    record = anatomy.records(root)[-1]
+    length = len(message.decode(anatomy.raw(root, record)).properties)
+    damage.zero(root, record.file, record.position + record.size - length, length)
 
 
 def no_crc_in_properties(root: Path) -> None:
     """The name of the property that holds the CRC is gone, its digits are there."""
-    one = _in_newest_file(root, 0.5)
-    damage.write(root, one.file, one.position + one.size - append_crc.SIZE, b"__OLDCRC")
+    record = _in_newest_file(root, 0.5)
+    damage.write(root, record.file, record.position + record.size - append_crc.SIZE, b"__OLDCRC")
 
 
 def crc_of_zero(root: Path) -> None:
     """A message whose CRC is 0, by the choice of its born host's address."""
-    one = _in_newest_file(root, 0.5)
-    data = bytearray(anatomy.raw(root, one))
+    record = _in_newest_file(root, 0.5)
+    data = bytearray(anatomy.raw(root, record))
     data[anatomy.BORN_ADDRESS:anatomy.BORN_ADDRESS + 4] = _address_for_crc_0(bytes(data))
     data[-append_crc.SIZE:] = append_crc.build(0)
     assert append_crc.verify(bytes(data))
-    damage.write(root, one.file, one.position, bytes(data))
+    damage.write(root, record.file, record.position, bytes(data))
 
 
 def _address_for_crc_0(record: bytes) -> bytes:
@@ -99,18 +99,18 @@ def _address_for_crc_0(record: bytes) -> bytes:
         if effect:
             basis.append((effect, address))
             basis.sort(reverse=True)
-    found = 0
+    count = 0
     for effect, address in basis:
         if wanted ^ effect < wanted:
-            wanted, found = wanted ^ effect, found ^ address
-    return found.to_bytes(4, "big")
+            wanted, count = wanted ^ effect, count ^ address
+    return count.to_bytes(4, "big")
 
 
 def stale_records_behind_the_end(root: Path) -> None:
     """Three messages of an earlier life of the file, right behind the last one."""
-    found = anatomy.records(root)
-    last = found[-1]
-    stale = b"".join(anatomy.raw(root, one) for one in found[:3])
+    records = anatomy.records(root)
+    last = records[-1]
+    stale = b"".join(anatomy.raw(root, record) for record in records[:3])
     damage.write(root, last.file, last.position + last.size, stale)
 
 

@@ -42,7 +42,7 @@ def path_of(case: Case) -> Path:
 def commands(case: Case) -> list[tuple[str, list[str]]]:
     """(heading, commands without ``rmqctl``): every page shows these, as far as they exist."""
     store = f"store {case.options}".strip()
-    preflight = [f"preflight {store} --broker-version {one}" for one in case.versions]
+    preflight = [f"preflight {store} --broker-version {version}" for version in case.versions]
     sections = [
         ("", [f"verify {store}", *case.shows]),
         ("What a broker would do at its start", preflight),
@@ -54,7 +54,7 @@ def commands(case: Case) -> list[tuple[str, list[str]]]:
     if ("recover",) not in KNOWN:
         sections = sections[:2]
     if ("preflight",) not in KNOWN:
-        sections = [(title, [one for one in lines if not one.startswith("preflight")])
+        sections = [(title, [line for line in lines if not line.startswith("preflight")])
                     for title, lines in sections]
     return [(title, lines) for title, lines in sections if lines]
 
@@ -125,8 +125,8 @@ def _columns() -> list[str]:
 
 def line(case: Case, root: Path) -> str:
     """The row of a store of ``root``."""
-    cells = [case.link, f"[{case.title}]({case.name}.md)", found(case, root), started(case, root),
-             recovered(case, root)]
+    cells = [case.link, f"[{case.title}]({case.name}.md)", verify_categories(case, root),
+             started(case, root),              recovered(case, root)]
     return _row(cells[:len(_columns())])
 
 
@@ -140,12 +140,12 @@ def _json(case: Case, root: Path, command: str, *words: str) -> dict[str, Any]:
     return document
 
 
-def found(case: Case, root: Path) -> str:
+def verify_categories(case: Case, root: Path) -> str:
     """The categories `verify` finds, most serious first, with their numbers."""
-    counted = Counter((one["severity"], one["category"])
-                      for one in _json(case, root, "verify")["findings"]
-                      if one["severity"] != "info")
-    order = sorted(counted, key=lambda one: (one[0] != "error", one[1]))
+    counted = Counter((finding["severity"], finding["category"])
+                      for finding in _json(case, root, "verify")["findings"]
+                      if finding["severity"] != "info")
+    order = sorted(counted, key=lambda pair: (pair[0] != "error", pair[1]))
     words = [f"`{name}`" + f" × {counted[level, name]}" * (counted[level, name] > 1)
              for level, name in order]
     return ", ".join(words) or "nothing wrong"

@@ -22,8 +22,8 @@ def rows_of_a_lost_log(root: Path) -> None:
 
     file = max(anatomy.queues(root).values(), key=free)[-1]
     used = len(anatomy.rows(root, file))
-    for number, one in enumerate(anatomy.records(root)[-2 * STALE_ROWS::2]):
-        damage.cq_set(root, file, used + number, physical_offset=one.start + 7, size=one.size,
+    for number, record in enumerate(anatomy.records(root)[-2 * STALE_ROWS::2]):
+        damage.cq_set(root, file, used + number, physical_offset=record.start + 7, size=record.size,
                       tags_code=0)
 
 
@@ -33,9 +33,9 @@ def one_row_missing(root: Path) -> None:
 
 
 def _two_newest_files(root: Path) -> tuple[list[anatomy.Placed], list[anatomy.Placed]]:
-    found = anatomy.records(root)
-    names = sorted({one.file for one in found})[-2:]
-    older, newer = ([one for one in found if one.file == name] for name in names)
+    records = anatomy.records(root)
+    names = sorted({record.file for record in records})[-2:]
+    older, newer = ([record for record in records if record.file == name] for name in names)
     return older, newer
 
 
@@ -92,21 +92,21 @@ def lmq_gap(root: Path) -> None:
     does what a broker does.
     """
     lines = cli.run("read", root, "-o", "jsonl", "--body", "base64").expect(0).jsonl()
-    shared = [one for one in lines if "INNER_MULTI_DISPATCH" in one["properties"]]
+    shared = [message for message in lines if "INNER_MULTI_DISPATCH" in message["properties"]]
     taken = shared[len(shared) // 2]
     taken["topic"] = "%RETRY%" + taken["topic"]
     names = [Path(file).name for file in anatomy.index_files(root)]
     shutil.rmtree(root)
     cli.run("init", root, "--commitlog-file-size", "32768", "--consumequeue-file-size", "380",
             "--index-slots", "100", "--index-max", "400", "--lmq", "--multi-dispatch").expect(0)
-    text = "".join(json.dumps(one) + "\n" for one in lines)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
     with tempfile.TemporaryDirectory() as folder:
         messages = Path(folder) / "messages.jsonl"
         messages.write_text(text)
         cli.run("append", root, messages, "--as-recorded").expect(0)
     # The engine names index files by the clock.
-    for made, name in zip(anatomy.index_files(root), names, strict=True):
-        (root / made).rename(root / "index" / name)
+    for file, name in zip(anatomy.index_files(root), names, strict=True):
+        (root / file).rename(root / "index" / name)
 
 
 CASES = (

@@ -57,14 +57,16 @@ def consumer_ahead(root: Path) -> None:
 
 def flagged_compressed(root: Path) -> None:
     """A half message with a body that is not compressed."""
-    def plain(one: anatomy.Placed) -> bool:
-        record = message.decode(anatomy.raw(root, one))
+    def plain(stored_record: anatomy.Placed) -> bool:
+        record = message.decode(anatomy.raw(root, stored_record))
         return not record.sys_flag & sysflag.COMPRESSED and len(record.body) > 0
 
-    half = [one for one in anatomy.records(root) if one.topic == HALF_TOPIC and plain(one)]
-    one = half[len(half) // 3]
-    flag = message.decode(anatomy.raw(root, one)).sys_flag | sysflag.COMPRESSED
-    damage.write(root, one.file, one.position + anatomy.SYS_FLAG, struct.pack(">i", flag))
+    half = [record for record in anatomy.records(root) if record.topic == HALF_TOPIC
+            and plain(record)]
+    stored_message = half[len(half) // 3]
+    flag = message.decode(anatomy.raw(root, stored_message)).sys_flag | sysflag.COMPRESSED
+    damage.write(root, stored_message.file, stored_message.position + anatomy.SYS_FLAG,
+                 struct.pack(">i", flag))
 
 
 CASES = (

@@ -21,7 +21,7 @@ def empty_queue_file(root: Path) -> None:
     """
     last_files = [files[-1] for files in anatomy.queues(root).values() if len(files) > 1]
     end = max(anatomy.rows(root, file)[0].physical_offset for file in last_files)
-    last = max(one.start for one in anatomy.records(root) if one.end <= end)
+    last = max(record.start for record in anatomy.records(root) if record.end <= end)
     anatomy.cut_log(root, end)
     anatomy.forget_rows(root, lambda row: row.physical_offset >= last)
 

@@ -41,7 +41,7 @@ class Target:
         """Some byte of some message: (file, position)."""
         at = self.luck.choice(sorted(self.base.messages))
         at += self.luck.randrange(len(self.base.messages[at]))
-        base = max(one for one in self.base.files if one <= at)
+        base = max(file for file in self.base.files if file <= at)
         return self.file(base), at - base
 
     def page(self) -> tuple[str, int, int, int]:
@@ -115,9 +115,9 @@ def swapped_pages(target: Target) -> str:
     for _ in range(20):
         second, other, length, _ = target.page()
         if length == size and (second, other) != (first, at):
-            one = target.read(first)[at:at + size]
+            content = target.read(first)[at:at + size]
             damage.write(target.root, first, at, target.read(second)[other:other + size])
-            damage.write(target.root, second, other, one)
+            damage.write(target.root, second, other, content)
             return f"{first} @{at} and {second} @{other} of {size}"
     return "only one page"
 
@@ -181,9 +181,9 @@ def swapped_files(target: Target) -> str:
     used = target.used
     if len(used) < 2:
         return "only one file"
-    one, other = target.luck.sample(used, 2)
-    damage.swap_names(target.root, target.file(one), target.file(other))
-    return f"{one} and {other}"
+    first, other = target.luck.sample(used, 2)
+    damage.swap_names(target.root, target.file(first), target.file(other))
+    return f"{first} and {other}"
 
 
 Kind = Callable[[Target], str]

@@ -76,13 +76,13 @@ class After:
 
     def index(self) -> list[tuple[int, int]]:
         """(hash, place) of every entry."""
-        slots, found = self.base.sizes.index_slots or 0, []
+        slots, fields = self.base.sizes.index_slots or 0, []
         for path in sorted((self.root / "index").glob("*")):
             data = path.read_bytes()
             count, = struct.unpack_from(">i", data, 36)
-            found += [_ENTRY.unpack_from(data, 40 + 4 * slots + 20 * number)[:2]
-                      for number in range(1, count)]
-        return found
+            fields += [_ENTRY.unpack_from(data, 40 + 4 * slots + 20 * number)[:2]
+                       for number in range(1, count)]
+        return fields
 
 
 def is_marked(record: Record) -> bool:
@@ -149,9 +149,9 @@ def _fate(base: Base, place: int, was: bytes | None, after: After, plan: Plan,
         return "filled" if there or (record is not None and own.topic == record.topic) else "lost"
     if is_marked(record):
         return "kept"
-    if any(one.action in ("put back", "copy") and one.offset is not None
-           and one.offset < place + len(raw) and place < one.offset + (one.length or 0)
-           for one in plan.actions):
+    if any(action.action in ("put back", "copy") and action.offset is not None
+           and action.offset < place + len(raw) and place < action.offset + (action.length or 0)
+           for action in plan.actions):
         was = after.messages[place]  # what the damage had left of it lay elsewhere
     return _changed(place, base.records[place], was, after.messages[place], record, verdict)
 
@@ -180,11 +180,11 @@ def _changed(place: int, mine: Record, was: bytes | None, now: bytes, record: Re
             before = decode(was)
         except FormatError:
             before = None
-    made = [name for name in differ if _is_made(name, was or b"", before, now, record)]
-    if not {*made} <= {*HARMLESS}:
-        verdict.add(f"message @{place}: {', '.join(made)} made what it never was")
+    names = [name for name in differ if _is_made(name, was or b"", before, now, record)]
+    if not {*names} <= {*HARMLESS}:
+        verdict.add(f"message @{place}: {', '.join(names)} made what it never was")
         return ""
-    return "near" if made else "unseen"
+    return "near" if names else "unseen"
 
 
 _FIXED = {"queue_id": (12, 16), "flag": (16, 20), "queue_offset": (20, 28)}

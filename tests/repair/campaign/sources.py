@@ -19,10 +19,10 @@ def _options(base: Base) -> list[str]:
 
 def lines(base: Base, root: Path, folder: Path, luck: random.Random) -> Path:
     """What `read` prints of it, or a part of that."""
-    said = cli.run("read", root, *_options(base), "-o", "jsonl").expect(0, 1).out
+    output = cli.run("read", root, *_options(base), "-o", "jsonl").expect(0, 1).out
     share = luck.choice((1, 1, 0.7, 0.2))
     target = folder / "messages.jsonl"
-    target.write_text("".join(line for line in said.splitlines(keepends=True)
+    target.write_text("".join(line for line in output.splitlines(keepends=True)
                               if luck.random() < share), encoding="utf-8")
     return target
 

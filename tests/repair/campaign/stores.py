@@ -39,16 +39,16 @@ _HEAD = struct.Struct(">iI")
 
 def walk(stream: Stream) -> dict[int, bytes]:
     """The records of a log, as stored, by their places; as far as sizes and magics lead."""
-    found = {}
+    content = {}
     for base, data in stream.files:
         position = 0
         while position + _HEAD.size <= len(data):
             size, magic = _HEAD.unpack_from(data, position)
             if magic not in MAGICS or not _HEAD.size < size <= len(data) - position:
                 break
-            found[base + position] = data[position:position + size]
+            content[base + position] = data[position:position + size]
             position += size
-    return found
+    return content
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class Base:
     def path(self, root: Path, base: int) -> Path:
         """The file of the log that begins at ``base``, which ``root`` has, or had."""
         name = f"{base:020d}"
-        folder = next(one for store in (root, self.root) for one in self.folders
-                      if (store / one / name).exists())
+        folder = next(directory for store in (root, self.root) for directory in self.folders
+                      if (store / directory / name).exists())
         return root / folder / name
 
     def copy(self, target: Path) -> Path:
@@ -197,9 +197,9 @@ def make(folder: Path, kind: str, seed: int) -> Base:
 
 def engine_made(unpacked: Path, name: str) -> Base:
     """A store that a broker wrote: the set ``name``, unpacked at ``unpacked``."""
-    each, _ = golden.split(f"{name}/store")
-    settings = settings_of(unpacked, each.version)
-    folders = golden.MULTI_PATH if each.kind == "multipath" else ("commitlog",)
+    root, _ = golden.split(f"{name}/store")
+    settings = settings_of(unpacked, root.version)
+    folders = golden.MULTI_PATH if root.kind == "multipath" else ("commitlog",)
     return Base(name, unpacked / "store", Sizes(
         settings.commitlog_file_size, settings.consumequeue_file_size, settings.index_slots,
         settings.index_max), folders)

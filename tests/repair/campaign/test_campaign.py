@@ -23,8 +23,8 @@ PARTS, SHARE, LONG = 10, 2, 50
 
 def campaign(golden: GoldenFolder, folder: Path, seeds: Iterable[int]) -> None:
     for number in seeds:
-        one = case(number)
-        outcome = try_one(one, base_of(one, folder / "made", golden), folder / "one",
+        scenario = case(number)
+        outcome = try_one(scenario, base_of(scenario, folder / "made", golden), folder / "one",
                           by_command=number % 20 == 0)
         assert not outcome.verdict.wrong, outcome.describe()
 
@@ -33,19 +33,19 @@ def campaign(golden: GoldenFolder, folder: Path, seeds: Iterable[int]) -> None:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_share_of_the_campaign(golden: GoldenFolder, tmp_path: Path, part: int) -> None:
     first = (RUN.seed * PARTS + part) * SHARE
-    campaign(golden, tmp_path, (1 + one % STORES for one in range(first, first + SHARE)))
+    campaign(golden, tmp_path, (1 + number % STORES for number in range(first, first + SHARE)))
 
 
-@pytest.mark.parametrize("one", [
+@pytest.mark.parametrize("scenario", [
     Case(2011, "files swapped", "split, prefer source", "no index", "bit", False, "made", 18),
     Case(5020, "tail torn", JSON_LINES, "nothing", "byte", False, "made", 3),
     Case(5020, "tail torn", PARQUET, "nothing", "byte", False, "made", 3),
     *map(case, (1821, 2660, 5331, 5672, 6010, 6198, 6305, 6496, 6551, 6968, 40023, 40054, 40098,
                 476272171506, 1277125297222, 1277125297687)),
     case(20047, "pages swapped", "none"),
-], ids=lambda one: f"{one.seed} {one.source}")
-def test_what_was_wrong_once(golden: GoldenFolder, tmp_path: Path, one: Case) -> None:
-    outcome = try_one(one, base_of(one, tmp_path / "made", golden), tmp_path / "one")
+], ids=lambda param: f"{param.seed} {param.source}")
+def test_what_was_wrong_once(golden: GoldenFolder, tmp_path: Path, scenario: Case) -> None:
+    outcome = try_one(scenario, base_of(scenario, tmp_path / "made", golden), tmp_path / "one")
     assert not outcome.verdict.wrong, outcome.describe()
 
 

@@ -33,8 +33,8 @@ def plan(lost: int = 0, undecided: int = 0, *actions: tuple[str, int], note: str
 def test_the_class_of_a_difference(before: dict[str, Any], after: dict[str, Any], name: str,
                                    tmp_path: Path) -> None:
     files = tmp_path / "before", tmp_path / "after"
-    for file, one in zip(files, (before, after), strict=True):
-        file.write_text(json.dumps({"seed": 7, "plan": one}) + "\n")
+    for file, item in zip(files, (before, after), strict=True):
+        file.write_text(json.dumps({"seed": 7, "plan": item}) + "\n")
     counts, seeds = plans.compare(*files)
     assert (counts, seeds) == ({name: 1}, {name: [7]})
     assert f"| {name} | 1 |" in plans.table(counts, seeds)

@@ -87,10 +87,10 @@ def case(seed: int, kind: str | None = None, source: str | None = None) -> Case:
     kinds = [*damages.KINDS, damages.MIXED]
     by_luck = luck.choice(kinds), luck.choice(SOURCES)
     source = source or by_luck[1]
-    made = source in SPLITS or luck.random() < 0.7
+    result = source in SPLITS or luck.random() < 0.7
     return Case(seed, kind or by_luck[0], source, luck.choice(damages.STATES),
                 luck.choice(CORRECT), luck.random() < 0.2,
-                luck.choice(stores.GENERATED if made else stores.GOLDEN), luck.randrange(_MADE))
+                luck.choice(stores.GENERATED if result else stores.GOLDEN), luck.randrange(_MADE))
 
 
 def base_of(case: Case, folder: Path, unpacked: Callable[[str], Path]) -> Base:
@@ -157,13 +157,13 @@ def recover(root: Path, options: RecoverOptions) -> Plan:
 def touched(base: Base, root: Path) -> dict[int, bytes | None]:
     """What is left of the messages that are no longer as they were."""
     now = dict(base.log(root).files)
-    found = {}
+    content = {}
     for place, raw in base.messages.items():
-        first = max(one for one in base.files if one <= place)
+        first = max(file for file in base.files if file <= place)
         data = now.get(first, b"")[place - first:place - first + len(raw)]
         if data != raw:
-            found[place] = data or None
-    return found
+            content[place] = data or None
+    return content
 
 
 # -- a trial --------------------------------------------------------------------------------------

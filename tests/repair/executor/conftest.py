@@ -20,6 +20,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     if not os.access(MEMORY, os.W_OK) or real_statvfs(MEMORY).f_bavail < 1 << 16:
         yield tmp_path
         return
-    made = Path(tempfile.mkdtemp(prefix="rmqctl-test-", dir=MEMORY))
-    yield made
-    shutil.rmtree(made)
+    path = Path(tempfile.mkdtemp(prefix="rmqctl-test-", dir=MEMORY))
+    yield path
+    shutil.rmtree(path)

@@ -96,10 +96,10 @@ def test_times_and_modes(root):
     assert (now.st_mtime_ns, now.st_ino) == (was.st_mtime_ns, was.st_ino)
     assert stat.S_IMODE(os.stat(root / QUEUE).st_mode) == 0o640
     assert os.stat(root / "consumequeue/T/1/00000000000000000000").st_mtime_ns == samples.LAST_YEAR
-    made = os.stat(root / "consumequeue/W/1/00000000000000000000")
-    assert made.st_mtime_ns == samples.LAST_YEAR + 5
-    assert stat.S_IMODE(made.st_mode) == 0o640  # as its neighbour has
-    assert made.st_blocks * 512 <= 8192 < made.st_size
+    status = os.stat(root / "consumequeue/W/1/00000000000000000000")
+    assert status.st_mtime_ns == samples.LAST_YEAR + 5
+    assert stat.S_IMODE(status.st_mode) == 0o640  # as its neighbour has
+    assert status.st_blocks * 512 <= 8192 < status.st_size
 
 
 def test_what_is_made_now_has_the_time_of_the_clock(root):
@@ -117,7 +117,8 @@ def test_wiping_a_large_tail_keeps_it_sparse(root):
     with path.open("rb") as file:
         assert file.read(60_000) == b"x" * 40_000 + b"\0" * 20_000
     assert os.stat(path).st_blocks * 512 < 1 << 20
-    assert sum(one.stat().st_blocks * 512 for one in (root / done.backup).rglob("*")) < 1 << 20
+    assert sum(file_path.stat().st_blocks * 512
+               for file_path in (root / done.backup).rglob("*")) < 1 << 20
     undo_all(root)
     with path.open("rb") as file:
         assert file.read(60_000) == b"x" * 50_000 + b"\0" * 10_000
@@ -129,20 +130,21 @@ def test_ids_are_readable_and_never_go_back(root):
                                                                     1_800_000_001_000], 1)]
     assert ids[:2] == ["20270115T080000Z-1", "20270115T080000Z-2"]
     assert ids[-3:] == ["20270115T080000Z-11", "20270115T080000Z-12", "20270115T080001Z-1"]
-    assert [one.id for one in history(str(root))] == ids
+    assert [repair.id for repair in history(str(root))] == ids
 
 
 def test_the_log_has_a_line_for_every_action(root):
     samples.repair(root)
     undo_all(root)
-    lines = [json.loads(one) for one in (root / ".rmqctl/log.jsonl").read_text().splitlines()]
-    assert [one["state"] for one in lines] == ["applied"] * 3 + ["undone"] * 3
+    lines = [json.loads(line) for line in (root / ".rmqctl/log.jsonl").read_text().splitlines()]
+    assert [text_line["state"] for text_line in lines] == ["applied"] * 3 + ["undone"] * 3
     id = history(str(root))[0].id  # noqa: A001
-    assert {one["id"] for one in lines} == {id}
-    assert {one["command"] for one in lines} == {"recover"}
-    assert [(one["action"], one["target"], one["from"], one["to"], one["reason"])
-            for one in lines[:2]] == [
-        (one.action, one.target, one.before, one.after, one.reason) for one in samples.ACTIONS[:2]]
+    assert {text_line["id"] for text_line in lines} == {id}
+    assert {text_line["command"] for text_line in lines} == {"recover"}
+    assert [(action["action"], action["target"], action["from"], action["to"], action["reason"])
+            for action in lines[:2]] == [
+        (action.action, action.target, action.before, action.after, action.reason)
+        for action in samples.ACTIONS[:2]]
 
 
 def test_half_a_line_in_the_log_spoils_nothing(root):
@@ -151,7 +153,7 @@ def test_half_a_line_in_the_log_spoils_nothing(root):
     samples.repair(root)
     lines = (root / ".rmqctl/log.jsonl").read_text().splitlines()
     assert len(lines) == 4
-    assert all(json.loads(one) for one in lines[1:])
+    assert all(json.loads(line) for line in lines[1:])
 
 
 def test_applied_again_it_does_nothing(root):
@@ -234,8 +236,8 @@ def test_a_file_of_the_store_is_never_moved_as_content(root):
 
 def test_without_room_nothing_is_touched(root):
     free = os.statvfs(root)
-    names = [one for one in dir(free) if one.startswith("f_")]
-    small = namedtuple("Small", names)(**{one: getattr(free, one) for one in names}  # noqa: PYI024
+    names = [name for name in dir(free) if name.startswith("f_")]
+    small = namedtuple("Small", names)(**{name: getattr(free, name) for name in names}  # noqa: PYI024
                                        | {"f_bavail": 100})
     before = state(root)
     with (mock.patch.object(os, "statvfs", return_value=small),
@@ -285,9 +287,9 @@ def elsewhere(tmp_path):
     """A folder on another file system than ``tmp_path``."""
     if not os.access(MEMORY, os.W_OK) or os.stat(MEMORY).st_dev == os.stat(tmp_path).st_dev:
         pytest.skip("there is but one file system")
-    made = Path(tempfile.mkdtemp(prefix="rmqctl-test-", dir=MEMORY))
-    yield made
-    shutil.rmtree(made)
+    path = Path(tempfile.mkdtemp(prefix="rmqctl-test-", dir=MEMORY))
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.mark.parametrize("how", ["absolute", "link"])
@@ -307,7 +309,7 @@ def test_a_log_on_another_file_system(tmp_path, elsewhere, how):
              Create(f"{prefix}/{27000:020d}", OverlayPiece(0, 9000)),
              Replace(f"{prefix}/{9000:020d}", b"new" * 3000), Replace("checkpoint", b"c"))
     done = apply(root, *steps)
-    assert sorted(one.name for one in log.iterdir()) == [
+    assert sorted(path.name for path in log.iterdir()) == [
         f"{number:020d}" for number in (0, 9000, 27000)]
     assert (log / f"{9000:020d}").read_bytes() == b"new" * 3000
     homes = list((elsewhere / "disk/.rmqctl/repairs").iterdir())
@@ -356,7 +358,7 @@ def test_a_folder_that_is_a_mount_of_its_own(tmp_path, elsewhere):
     root = samples.make(tmp_path / "store")
     before = state(root)
     with (mock.patch("rmqctl.repair.executor.staging_dirs.reachable",
-                     lambda one, other: one == other),
+                     lambda first, other: first == other),
           pytest.raises(RefusedError, match="is a mount point")):
         apply(root, MoveAside("commitlog/00000000000000018000"))
     assert state(root) == before

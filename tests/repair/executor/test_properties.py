@@ -55,7 +55,7 @@ def build(root: Path, tree: dict[str, bytes | None]) -> None:
     (root / "index").mkdir(parents=True)
     for name, data in tree.items():
         path = root / name
-        if any((root / one).is_file() for one in [name, *map(str, Path(name).parents)]):
+        if any((root / text).is_file() for text in [name, *map(str, Path(name).parents)]):
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         if data is None:
@@ -101,8 +101,8 @@ def test_undo_brings_everything_back(tree, first, second):
                     assert not differences(state(root), states[-1])
                     continue
                 states.append(state(root))
-                if not any(isinstance(getattr(one, "content", None), FileContent)
-                           for one in steps):
+                if not any(isinstance(getattr(step, "content", None), FileContent)
+                           for step in steps):
                     assert held.apply(plan).already
                     assert bytes_of(root) == after
         for entry in reversed(history(str(root))):

@@ -38,10 +38,11 @@ def outside(root: Path) -> dict[str, bytes]:
 def test_the_plan_changes_nothing(root: Path, rmqctl: Runner) -> None:
     with snapshot.assert_unchanged(root):
         done = rmqctl("undo", root, "--prune", "30d", "-o", "json").expect(0).json()
-    assert [(one["time"], one["log_files"], one["bytes"] > 0) for one in done["repairs"]] == [
-        (YEAR_2001, 0, True), (YEAR_2002, 1, True)]
+    assert [(repair["time"], repair["log_files"], repair["bytes"] > 0)
+            for repair in done["repairs"]] == [
+                (YEAR_2001, 0, True), (YEAR_2002, 1, True)]
     assert done["applied"] is False
-    assert done["bytes"] == sum(one["bytes"] for one in done["repairs"])
+    assert done["bytes"] == sum(repair["bytes"] for repair in done["repairs"])
 
 
 def test_only_the_old_ones_go(root: Path, rmqctl: Runner) -> None:

@@ -78,7 +78,8 @@ def test_a_target_that_was_changed_since(root, change):
     assert len(preview(str(root)).changed) == 1
     done = undo(root, force=True)
     assert history(str(root))[0].state == "undone"
-    kept = [one.read_bytes() for one in (root / done.backup / "undone").rglob("*") if one.is_file()]
+    kept = [path.read_bytes() for path in (root / done.backup / "undone").rglob("*")
+            if path.is_file()]
     if there is not None:
         # A patched file stays where it is: what had been put into it is kept.
         wanted = there[100:3100] + there[8000:8120] if target == LOG else there
@@ -218,8 +219,8 @@ def test_no_line_is_logged_twice(root):
         # As many as a power failure left, the last of them in part.
         log.write_bytes(b"".join(lines[:written]) + (lines[written][:9] if written < 3 else b""))
         samples.repair(root)
-        rows = [json.loads(one) for one in log.read_bytes().splitlines() if one.endswith(b"}")]
-        assert [row["target"] for row in rows] == [one.target for one in samples.ACTIONS]
+        rows = [json.loads(line) for line in log.read_bytes().splitlines() if line.endswith(b"}")]
+        assert [row["target"] for row in rows] == [action.target for action in samples.ACTIONS]
         undo_all(root)
         log.write_bytes(b"")
 
@@ -235,7 +236,7 @@ def test_a_damaged_journal(root, name, content):
         samples.repair(root)
     with pytest.raises((RefusedError, StoreIOError), match="damaged"):
         undo(root)
-    assert [one.state for one in history(str(root))] == ["damaged"]
+    assert [repair.state for repair in history(str(root))] == ["damaged"]
     assert preview(str(root), id).entry.state == "damaged"
     with Repair(str(root), "undo", finish=False) as held:
         held.abandon(id)

@@ -105,8 +105,8 @@ def test_refusals(root, rmqctl, folder):
     rmqctl("undo", root, done.id, "--list").expect(2)
     assert "is not interrupted" in rmqctl("undo", root, done.id, "--abandon").expect(6).err
     (root / "checkpoint").write_bytes(b"other")
-    found = rmqctl("undo", root).expect(6)
-    assert "warning: checkpoint: was changed since" in found.err
+    result = rmqctl("undo", root).expect(6)
+    assert "warning: checkpoint: was changed since" in result.err
     rmqctl("undo", root, "--force").expect(0)
 
 

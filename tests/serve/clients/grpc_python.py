@@ -76,7 +76,7 @@ class Checker(TransactionChecker):
         return TransactionResolution.COMMIT
 
 
-def made(text: str) -> Message:
+def message_of(text: str) -> Message:
     message = Message()
     message.topic, message.body, message.tag, message.keys = topic, text.encode(), "TagA", "key"
     return message
@@ -86,17 +86,17 @@ def send() -> None:
     producer = Producer(settings, (topic,), Checker())
     producer.startup()
     try:
-        producer.send(made("hello"))
+        producer.send(message_of("hello"))
         for number in range(3):
-            message = made(f"ordered {number}")
+            message = message_of(f"ordered {number}")
             message.message_group = "M"
             producer.send(message)
-        message = made("delayed")
+        message = message_of("delayed")
         message.delivery_timestamp = int(time.time()) + 1
         producer.send(message)
         for text in ("commit", "rollback"):
             transaction = producer.begin_transaction()
-            producer.send(made(text), transaction)
+            producer.send(message_of(text), transaction)
             getattr(transaction, text)()
         say({"sent": True})
     except Exception as error:  # noqa: BLE001 - of any kind
@@ -113,9 +113,11 @@ def table() -> None:
     for file in (definition_pb2, service_pb2):
         for message in file.DESCRIPTOR.message_types_by_name.values():
             say({"name": message.name, "fields": {
-                each.name: [each.number, "int" if each.enum_type else each.message_type.name
-                            if each.message_type else each.type, each.is_repeated]
-                for each in message.fields}})
+                attribute.name: [attribute.number, "int" if attribute.enum_type
+                                 else attribute.message_type.name
+                                 if attribute.message_type
+                                 else attribute.type, attribute.is_repeated]
+                for attribute in message.fields}})
 
 
 {"send": send, "push": push, "retry": push, "table": table}.get(mode, simple)()

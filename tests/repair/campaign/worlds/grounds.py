@@ -50,16 +50,16 @@ _ENTRY = struct.Struct(">iiqqqiiii")
 
 def walk_entries(stream: Stream) -> dict[int, bytes]:
     """The records in the entries of DLedger's data, by their own places."""
-    found = {}
+    content = {}
     for base, data in stream.files:
         at = 0
         while at + HEAD <= len(data):
             magic, size, *_ = _ENTRY.unpack_from(data, at)
             if magic != 1 or not HEAD < size <= len(data) - at:
                 break
-            found[base + at + HEAD] = data[at + HEAD:at + size]
+            content[base + at + HEAD] = data[at + HEAD:at + size]
             at += size
-    return found
+    return content
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,9 @@ def forge(writer: Writer, luck: random.Random, kind: str) -> Put:
     def sectors(at: int) -> bytes:
         """Every record begins with a sector of the file."""
         out = bytearray()
-        for one in frames:
+        for item in frames:
             out += b"x" * (-(at + len(out)) % SECTOR)
-            out += one.at(at + len(out))
+            out += item.at(at + len(out))
         return bytes(out.ljust(SECTOR * (len(frames) + 1) + lead, b"y"))
 
     def blank(at: int) -> bytes:
@@ -146,10 +146,10 @@ def forge(writer: Writer, luck: random.Random, kind: str) -> Put:
         whole = framed(frames, before=b"x" * lead)(at)
         return whole[:-(1 + len(topic) + 2 + len(properties))]
 
-    made: Callable[[int], bytes] = {
+    name: Callable[[int], bytes] = {
         "shared tail": tail, "nested blank": blank, "by sectors": sectors,
         "at the end": framed(frames, before=b"x" * lead, after=bytes(900))}[kind]
-    return writer.put(topic, made, queue_id=queue, unique_key="F", properties_raw=properties)
+    return writer.put(topic, name, queue_id=queue, unique_key="F", properties_raw=properties)
 
 
 def forge_widely(writer: Writer, luck: random.Random, kind: str) -> Put:
@@ -159,7 +159,7 @@ def forge_widely(writer: Writer, luck: random.Random, kind: str) -> Put:
     topic, queue = luck.choice(("orders", "bills")), luck.randrange(3)
     properties, mode = b"UNIQ_KEY\x01F\x02", luck.randrange(5)
 
-    def one(number: int) -> Frame:
+    def frame_at(number: int) -> Frame:
         to, at = (topic, queue) if mode == 0 else (
             luck.choice(("orders", "bills", "other")), luck.randrange(3))
         offset = writer.next_offset.get((to, at), 0) + (
@@ -168,7 +168,7 @@ def forge_widely(writer: Writer, luck: random.Random, kind: str) -> Put:
                      max(0, offset), queue_id=at,
                      properties={"UNIQ_KEY": "F", "KEYS": f"k{luck.randrange(50)}"})
 
-    frames = [one(number) for number in range(luck.randint(1, 12))]
+    frames = [frame_at(number) for number in range(luck.randint(1, 12))]
     lead = luck.choice((0, 1, 20, 100, 424, 600))
     whole = {"before": b"x" * lead, "between": luck.choice((b"", b"", b"abc", bytes(8)))}
 
@@ -190,10 +190,10 @@ def forge_widely(writer: Writer, luck: random.Random, kind: str) -> Put:
         cut = 1 + len(frames[-1].topic) + 2 + len(properties) if mode else 0
         return content[:len(content) - cut]
 
-    made: Callable[[int], bytes] = {
+    value: Callable[[int], bytes] = {
         "shared tail": tail, "nested blank": blank, "by sectors": sectors}.get(
             kind) or framed(frames, after=bytes(luck.choice((0, 900))), **whole)
-    return writer.put(topic, made, queue_id=queue, unique_key="F", properties_raw=properties)
+    return writer.put(topic, value, queue_id=queue, unique_key="F", properties_raw=properties)
 
 
 # -- honest messages ------------------------------------------------------------------------------
@@ -321,10 +321,10 @@ def _queue_of_batches(root: Path) -> None:
 
 
 def _into_rocksdb(root: Path) -> None:
-    made = root.with_name(root.name + ".made")
-    cli.run("convert", root, "--consumequeue", "rocksdb", "--out", made).expect(0)
+    converted = root.with_name(root.name + ".made")
+    cli.run("convert", root, "--consumequeue", "rocksdb", "--out", converted).expect(0)
     shutil.rmtree(root)
-    made.rename(root)
+    converted.rename(root)
     shutil.rmtree(root / ".rmqctl", ignore_errors=True)
 
 

@@ -29,7 +29,7 @@ class WorldTarget(Target):
 
     def write(self, at: int, data: bytes) -> str:
         """Writes at a physical offset, as far as that file goes."""
-        base = max(one for one in self.base.files if one <= at)
+        base = max(file for file in self.base.files if file <= at)
         path = self.base.path(self.root, base)
         if not path.exists():
             return "gone already"
@@ -43,7 +43,7 @@ def zeroed_page(target: WorldTarget) -> str:
     size, place = target.luck.choice((SECTOR, SECTOR, 4096)), target.luck.choice(target.victims)
     at = place if target.luck.random() < 0.6 else place + target.luck.randrange(
         len(target.base.messages[place]))
-    base = max(one for one in target.base.files if one <= at)
+    base = max(file for file in target.base.files if file <= at)
     return target.write(max(base, at - at % size), bytes(size))
 
 
@@ -70,18 +70,18 @@ def copied_file(target: WorldTarget) -> str:
     """A file with the content of another one, which is still there, or is gone."""
     if len(target.used) < 2:
         return moved_page(target)
-    one, other = target.luck.sample(target.used, 2)
-    source = target.base.path(target.root, one)
+    first, other = target.luck.sample(target.used, 2)
+    source = target.base.path(target.root, first)
     target.base.path(target.root, other).write_bytes(source.read_bytes())
     gone = target.luck.random() < 0.4
     if gone:
         source.unlink()
-    return f"{one} over {other}{', and gone itself' if gone else ''}"
+    return f"{first} over {other}{', and gone itself' if gone else ''}"
 
 
 def torn_properties(target: WorldTarget) -> str:
     """The properties of a message end in zeros, or in noise; or so does a sector in them."""
-    place = target.luck.choice([one for one, record in target.base.records.items()
+    place = target.luck.choice([name for name, record in target.base.records.items()
                                 if record.properties])
     end = place + len(target.base.messages[place])
     length = len(target.base.records[place].properties)
@@ -105,13 +105,13 @@ def torn_last(target: WorldTarget) -> str:
     not.
     """
     place = max(target.base.messages)
-    base = max(one for one in target.base.files if one <= place)
+    base = max(file for file in target.base.files if file <= place)
     size = len(target.base.files[base])
     at = place + target.luck.randrange(100, max(101, len(target.base.messages[place])))
-    said = f"from {target.write(at, bytes(max(0, base + size - at)))}"
+    text = f"from {target.write(at, bytes(max(0, base + size - at)))}"
     if target.luck.random() < 0.7:
-        said += f"; head {target.write(place, bytes(target.luck.choice((4, 88))))}"
-    return said
+        text += f"; head {target.write(place, bytes(target.luck.choice((4, 88))))}"
+    return text
 
 
 KINDS: Mapping[str, Callable[[WorldTarget], str]] = {
@@ -124,34 +124,34 @@ KINDS: Mapping[str, Callable[[WorldTarget], str]] = {
 
 def runs(target: WorldTarget) -> str:
     """Up to three runs of zeros or noise, of 1 to 8,192 bytes, in messages and before them."""
-    said = []
+    stores = []
     for _ in range(target.luck.randint(1, 3)):
         place = target.luck.choice(target.victims)
         at = max(place + target.luck.randrange(-60, len(target.base.messages[place])),
                  min(target.base.files))
         size = target.luck.choice((1, 2, 7, 30, 88, 200, 512, 1000, 3000, 8192))
-        said.append(target.write(at, bytes(size) if target.luck.random() < 0.5
-                                 else target.luck.randbytes(size)))
-    return "; ".join(said)
+        stores.append(target.write(at, bytes(size) if target.luck.random() < 0.5
+                                   else target.luck.randbytes(size)))
+    return "; ".join(stores)
 
 
 def sectors(target: WorldTarget) -> str:
     """Up to three times one or more sectors show others, or two places each other's."""
-    said = []
+    texts = []
     for _ in range(target.luck.randint(1, 3)):
         first = target.luck.choice(target.victims)
         second = target.luck.choice(sorted(target.base.messages))
         size = SECTOR * target.luck.choice((1, 1, 2, 8))
         pair = [place - place % SECTOR for place in (first, second)]
-        bases = [max(one for one in target.base.files if one <= at) for at in pair]
+        bases = [max(file for file in target.base.files if file <= at) for at in pair]
         if not all(target.base.path(target.root, base).exists() for base in bases):
             continue
         parts = [target.read(target.file(base))[at - base:at - base + size]
                  for at, base in zip(pair, bases, strict=True)]
-        said.append(f"to {target.write(pair[0], parts[1])}")
+        texts.append(f"to {target.write(pair[0], parts[1])}")
         if target.luck.random() < 0.5:
-            said.append(f"to {target.write(pair[1], parts[0])}")
-    return "; ".join(said)
+            texts.append(f"to {target.write(pair[1], parts[0])}")
+    return "; ".join(texts)
 
 
 WIDE: Mapping[str, Callable[[WorldTarget], str]] = {
@@ -170,8 +170,8 @@ def derived(target: WorldTarget, state: str) -> str:
     if state in ("no index", "nothing"):
         shutil.rmtree(target.root / "index", ignore_errors=True)
     if state in ("no rows", "nothing", "damaged"):
-        names = sorted(one.name for one in (target.root / "consumequeue").iterdir()
-                       if one.name == "CURRENT" or one.suffix == ".sst")
+        names = sorted(path.name for path in (target.root / "consumequeue").iterdir()
+                       if path.name == "CURRENT" or path.suffix == ".sst")
         name = luck.choice(names)
         path = target.root / "consumequeue" / name
         if name == "CURRENT":

@@ -44,8 +44,8 @@ kept overwritten index entries of messages whose file is gone. 136540 took bytes
 for the rest of a topic, 139710 zeros for the length of properties."""
 
 
-def judged(one: trial.World, folder: Path) -> trial.Outcome:
-    outcome = trial.try_one(one, folder)
+def judged(world: trial.World, folder: Path) -> trial.Outcome:
+    outcome = trial.try_one(world, folder)
     assert not outcome.wrong, outcome.describe()
     return outcome
 
@@ -54,22 +54,23 @@ def judged(one: trial.World, folder: Path) -> trial.Outcome:
 @pytest.mark.parametrize("forged", [False, True], ids=["honest", "forged"])
 @pytest.mark.parametrize("form", grounds.FORMS)
 def test_each_form(form: str, forged: bool, tmp_path: Path) -> None:
-    one = trial.world(7, form, "zeroed page", forged)
-    assert judged(one, tmp_path).counts["damaged"]
+    world = trial.world(7, form, "zeroed page", forged)
+    assert judged(world, tmp_path).counts["damaged"]
 
 
 @pytest.mark.long
 def test_a_member_brings_all_back(tmp_path: Path) -> None:
-    one = replace(trial.world(1, grounds.DLEDGER, "zeroed page"), source="whole", state="whole")
-    counts = judged(one, tmp_path).counts
+    replaced = replace(trial.world(1, grounds.DLEDGER, "zeroed page"), source="whole",
+                       state="whole")
+    counts = judged(replaced, tmp_path).counts
     assert counts["back"] == counts["damaged"] > 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [*harms.KINDS])
 def test_each_damage(kind: str, tmp_path: Path) -> None:
-    one = trial.world(8, grounds.MANY, kind, True)
-    assert judged(one, tmp_path).counts["damaged"]
+    world = trial.world(8, grounds.MANY, kind, True)
+    assert judged(world, tmp_path).counts["damaged"]
 
 
 @pytest.mark.long
@@ -123,8 +124,8 @@ def test_many_worlds(part: int, tmp_path: Path) -> None:
 def test_what_the_table_says() -> None:
     """Each error is counted once for its world, and for its damage."""
     sums = worlds.Sums()
-    one = trial.world(1, grounds.LARGE, "zeroed page", False)
-    outcome = trial.Outcome(one, ["a", "b"], [(trial.LOST, "x"), (trial.LOST, "y")])
+    world = trial.world(1, grounds.LARGE, "zeroed page", False)
+    outcome = trial.Outcome(world, ["a", "b"], [(trial.LOST, "x"), (trial.LOST, "y")])
     outcome.counts.update(damaged=5, messages=1000, undecided=250, pages=1)
     sums.add(outcome)
     text = worlds.section(sums, "command", 1, 1)

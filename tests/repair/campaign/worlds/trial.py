@@ -90,31 +90,31 @@ def world(seed: int, form: str | None = None, kind: str | None = None,
                  luck.randrange(40), wide)
 
 
-def try_one(one: World, folder: Path) -> Outcome:
+def try_one(world: World, folder: Path) -> Outcome:
     """The whole of it. Undamaged stores are made below ``folder`` and stay there."""
-    ground = grounds.make(folder / "made", one.form, one.forged, one.number, wide=one.wide)
+    ground = grounds.make(folder / "made", world.form, world.forged, world.number, wide=world.wide)
     work = folder / "one"
     shutil.rmtree(work, ignore_errors=True)
     root = ground.copy(work / "store")
-    outcome = Outcome(one, _damaged(one, ground, root))
+    outcome = Outcome(world, _damaged(world, ground, root))
     hit = _touched(ground, root)
     outcome.counts.update(damaged=len(hit), messages=len(ground.messages))
     intact = ground.messages.keys() - hit.keys()
 
     # Before anything is repaired: what is shown, and what is said of the rest.
-    said = _shown(ground, root, intact, outcome)
+    expected_text = _shown(ground, root, intact, outcome)
 
     # Recovered without undecided records, then with them.
-    source = work / "source" if one.source == trial.WHOLE else None
+    source = work / "source" if world.source == trial.WHOLE else None
     if source is not None:
         ground.copy(source)
-    options = trial.options_of(ground, one, source)  # type: ignore[arg-type]
+    options = trial.options_of(ground, world, source)  # type: ignore[arg-type]
     second = shutil.copytree(root, work / "second", symlinks=True)
-    was = state(root) if one.form != DLEDGER else None
+    was = state(root) if world.form != DLEDGER else None
     plan = _recovered(root, options, outcome)
     if plan is None:
         return outcome
-    _judge(one, ground, root, hit, plan, said, outcome, options)
+    _judge(world, ground, root, hit, plan, expected_text, outcome, options)
     if was is not None:
         undo_all(root)
         for text in differences(state(root), was):
@@ -130,25 +130,27 @@ def try_one(one: World, folder: Path) -> Outcome:
 
 def _touched(ground: Ground, root: Path) -> dict[int, bytes | None]:
     """What is left of the messages that are damaged, or whose entry in DLedger's data is."""
-    found = trial.touched(ground, root)
+    result = trial.touched(ground, root)
     if ground.name != DLEDGER:
-        return found
+        return result
     now, was = dict(ground.log(root).files), ground.files
     for place, raw in ground.messages.items():
-        base = max(one for one in was if one <= place)
+        base = max(file for file in was if file <= place)
         head = slice(place - HEAD - base, place - base)
         if now.get(base, b"")[head] != was[base][head]:
-            found.setdefault(place, raw)
-    return found
+            result.setdefault(place, raw)
+    return result
 
 
-def _damaged(one: World, ground: Ground, root: Path) -> list[str]:
-    luck = random.Random(f"{one.seed} damage")
-    older = grounds.older(one.form, one.forged, one.number, luck.randrange(50), wide=one.wide) if (
-        one.state in ("whole", "no index", "damaged") and one.form != DLEDGER) else None
+def _damaged(world: World, ground: Ground, root: Path) -> list[str]:
+    luck = random.Random(f"{world.seed} damage")
+    older = grounds.older(world.form, world.forged, world.number, luck.randrange(50),
+                          wide=world.wide) if (
+                              world.state in ("whole", "no index", "damaged")
+                              and world.form != DLEDGER) else None
     target = harms.WorldTarget(ground, root, luck, older)
-    done = harms.do(target, one.kind, harms.WIDE if one.wide else harms.KINDS)
-    done.append("entries and index: " + harms.derived(target, one.state))
+    done = harms.do(target, world.kind, harms.WIDE if world.wide else harms.KINDS)
+    done.append("entries and index: " + harms.derived(target, world.state))
     return done
 
 
@@ -157,7 +159,7 @@ def _shown(ground: Ground, root: Path, intact: set[int], outcome: Outcome) -> di
     undecided.
     """
     sizes = ("--commitlog-file-size", str(ground.sizes.commitlog_file))
-    said: dict[str, Any] = cli.run("doctor", root, *sizes, "-o", "json").json()
+    answer: dict[str, Any] = cli.run("doctor", root, *sizes, "-o", "json").json()
     read = cli.run("read", root, *sizes, "-o", "jsonl", "--body", "none")
     shown = {row["physical_offset"] for row in read.jsonl()}
     stale = any("of an older log" in text for text in outcome.done)
@@ -165,10 +167,10 @@ def _shown(ground: Ground, root: Path, intact: set[int], outcome: Outcome) -> di
         outcome.add(STALE if stale else FORGED,
                     f"read shows a message @{place} that never was there")
     hidden = intact - shown
-    if len(hidden) > said["messages_undecided"]:
+    if len(hidden) > answer["messages_undecided"]:
         outcome.add(LOST, f"read hides {len(hidden)} intact messages, of which "
-                    f"{said['messages_undecided']} are counted: {sorted(hidden)[:5]}")
-    return said
+                    f"{answer['messages_undecided']} are counted: {sorted(hidden)[:5]}")
+    return answer
 
 
 def _is_kept(now: bytes | None, raw: bytes) -> bool:
@@ -177,9 +179,9 @@ def _is_kept(now: bytes | None, raw: bytes) -> bool:
     """
     if now is None or now == raw:
         return now is not None
-    one, other = decode(now), decode(raw)
-    return _said(one) == _said(other) and other == replace(
-        one, total_size=other.total_size, properties=other.properties)
+    first, other = decode(now), decode(raw)
+    return _said(first) == _said(other) and other == replace(
+        first, total_size=other.total_size, properties=other.properties)
 
 
 def _said(record: Record) -> bytes:
@@ -199,10 +201,10 @@ def _recovered(root: Path, options: Any, outcome: Outcome) -> Plan | None:
         return None
 
 
-def _judge(one: World, ground: Ground, root: Path, hit: dict[int, bytes | None], plan: Plan,
-           said: dict[str, Any], outcome: Outcome, options: Any) -> None:
+def _judge(world: World, ground: Ground, root: Path, hit: dict[int, bytes | None], plan: Plan,
+           diagnosis: dict[str, Any], outcome: Outcome, options: Any) -> None:
     """Compares a recovered store with what it was, and with what was said of it."""
-    if one.form == DLEDGER and trial.touched(ground, root):
+    if world.form == DLEDGER and trial.touched(ground, root):
         # Without a member that has it, the log stays as the damage left it.
         for place in sorted(trial.touched(ground, root).keys() - hit.keys()):
             outcome.add(LOST, f"intact message @{place} of a member is changed")
@@ -219,8 +221,8 @@ def _judge(one: World, ground: Ground, root: Path, hit: dict[int, bytes | None],
         outcome.add(LOST, f"{fates['left out']} intact messages are left out, {plan.ambiguous} "
                     "are counted")
     if fates["filled"]:
-        if not any(said[name] for name in _NOTHING) and said["sound"]:
-            outcome.add(NOTHING, f"doctor: {said['verdict']}; {fates['filled']} are filled")
+        if not any(diagnosis[name] for name in _NOTHING) and diagnosis["sound"]:
+            outcome.add(NOTHING, f"doctor: {diagnosis['verdict']}; {fates['filled']} are filled")
         if not plan.lost and not plan.ambiguous:
             outcome.add(NOTHING, f"the plan loses nothing; {fates['filled']} are filled")
     outcome.counts.update({name: fates[name] for name in FATES})
