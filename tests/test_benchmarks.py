@@ -60,7 +60,7 @@ class Record(NamedTuple):
     raw_properties: str
 
 
-class Made(NamedTuple):
+class Generated(NamedTuple):
     """A made store: its root, what make_store says of it, its records in log order."""
 
     store: Path
@@ -139,15 +139,16 @@ def by_queue(records: list[Record]) -> dict[str, list[Record]]:
 
 
 @pytest.fixture(scope="module", params=["100", "1k"])
-def generated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+def generated(request: pytest.FixtureRequest,
+              tmp_path_factory: pytest.TempPathFactory) -> Generated:
     """A small store of two profiles, with several files of every kind."""
     store = tmp_path_factory.mktemp("bench") / "store"
     options = Options(PROFILES[request.param].body_length, **SMALL)
     facts = make_store(options, store)
-    return Made(store, facts, list(walk(store / "commitlog")))
+    return Generated(store, facts, list(walk(store / "commitlog")))
 
 
-def test_log_is_full_of_valid_records(generated: Made) -> None:
+def test_log_is_full_of_valid_records(generated: Generated) -> None:
     store, facts, records = generated
     assert len(records) == facts["records"]
     last = records[-1]
@@ -161,7 +162,7 @@ def test_log_is_full_of_valid_records(generated: Made) -> None:
     assert all(0 <= r.store_timestamp - r.born_timestamp < 1000 for r in records)
 
 
-def test_properties_are_those_of_a_broker(generated: Made) -> None:
+def test_properties_are_those_of_a_broker(generated: Generated) -> None:
     records = generated.records
     assert len({record.topic for record in records}) == 8
     assert all(record.raw_properties.endswith("\x02") for record in records)
@@ -174,7 +175,7 @@ def test_properties_are_those_of_a_broker(generated: Made) -> None:
     assert any(" " in record.properties.get("KEYS", "") for record in records)
 
 
-def test_some_bodies_imitate_records(generated: Made) -> None:
+def test_some_bodies_imitate_records(generated: Generated) -> None:
     tricky = [r for r in generated.records if any(magic in r.body for magic in MAGICS)]
     assert 0.03 < len(tricky) / len(generated.records) < 0.07
     assert all(any(magic in record.body for record in tricky) for magic in MAGICS)
@@ -206,7 +207,7 @@ def embedded(body: bytes) -> Iterator[Copy]:
                 yield Copy(at, fields[6], body[start : start + fields[14]])
 
 
-def test_consumequeue_and_log_agree_both_ways(generated: Made) -> None:
+def test_consumequeue_and_log_agree_both_ways(generated: Generated) -> None:
     store, _, records = generated
     queues = by_queue(records)
     root = store / "consumequeue"
@@ -223,7 +224,7 @@ def test_consumequeue_and_log_agree_both_ways(generated: Made) -> None:
         assert not any(data[UNIT.size * len(members) :])
 
 
-def test_index_chains_find_every_key(generated: Made) -> None:
+def test_index_chains_find_every_key(generated: Generated) -> None:
     store, facts, records = generated
     slots, maximum = SMALL["index_slots"], SMALL["index_max"]
     files = [path.read_bytes() for path in sorted((store / "index").iterdir())]
@@ -261,7 +262,7 @@ def test_index_chains_find_every_key(generated: Made) -> None:
     assert {key: sorted(phys) for key, phys in entries_by_key.items()} == dict(expected)
 
 
-def test_small_files_and_probe(generated: Made) -> None:
+def test_small_files_and_probe(generated: Generated) -> None:
     store, facts, records = generated
     checkpoint = (store / "checkpoint").read_bytes()
     last = records[-1].store_timestamp
@@ -375,7 +376,7 @@ PEERS: list[Peer] = [peers.construct_parse, peers.struct_loop, peers.struct_fiel
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_peers_see_all_records(peer: Peer, generated: Made) -> None:
+def test_peers_see_all_records(peer: Peer, generated: Generated) -> None:
     store, _, records = generated
     seen = [peer(path, int(path.name)) for path in sorted((store / "commitlog").iterdir())]
     assert sum(scan.records for scan in seen) == len(records)
@@ -384,7 +385,7 @@ def test_peers_see_all_records(peer: Peer, generated: Made) -> None:
 
 @pytest.mark.parametrize("peer", PEERS)
 @pytest.mark.parametrize("what", ["body", "physicalOffset", "lengths"])
-def test_peers_notice_damage(peer: Peer, what: str, generated: Made, tmp_path: Path) -> None:
+def test_peers_notice_damage(peer: Peer, what: str, generated: Generated, tmp_path: Path) -> None:
     store, _, records = generated
     victim = records[5]
     position = {

@@ -21,8 +21,8 @@ from tests.track_record import build, stores
 CRON = EXAMPLES / "cron"
 SCRIPTS = sorted(CRON.glob("*.sh"))
 UNITS = sorted(path for path in (CRON / "systemd").rglob("*") if path.is_file())
-KNOWN = {spec.name for spec in REGISTRY}
-needs_recover = pytest.mark.skipif(("recover",) not in KNOWN, reason="there is no recover yet")
+COMMANDS = {spec.name for spec in REGISTRY}
+needs_recover = pytest.mark.skipif(("recover",) not in COMMANDS, reason="there is no recover yet")
 pytestmark = needs_bash
 
 

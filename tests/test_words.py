@@ -176,7 +176,8 @@ def modules(*folders):
 
 
 def test_a_name_says_what_it_names():
-    bad = {path: names for path, code in modules("rmqctl", "docs", "benchmarks", "examples")
+    bad = {path: names
+           for path, code in modules("rmqctl", "docs", "benchmarks", "examples", "tests")
            if (names := {*EMPTY.findall(code)})}
     assert not bad, f"name the thing instead: {bad}"
 

@@ -100,12 +100,12 @@ class Sender:
         self.writer.patch(put.physical, bytes(size))
         self.damaged.add(put.physical)
 
-    def made(self, folder: Path, outer: Put) -> Hostile:
+    def stored(self, folder: Path, outer: Put) -> Hostile:
         self.writer.write(folder)
         return Hostile(folder, tuple(self.writer.puts), outer, frozenset(self.damaged))
 
 
-def _one(sender: Sender) -> Put:
+def _single(sender: Sender) -> Put:
     return sender.evil(sender.next_ones(12))
 
 
@@ -185,7 +185,7 @@ def _batch(sender: Sender) -> Put:
 
 
 ATTACKS: dict[str, Callable[[Sender], Put]] = {
-    "one": _one, "the very next": _the_very_next, "far ahead": _far_ahead, "two": _two,
+    "one": _single, "the very next": _the_very_next, "far ahead": _far_ahead, "two": _two,
     "two in a row": _two_in_a_row, "behind small ones": _behind_small_ones,
     "end of another": _end_of_another, "next is gone": _next_is_gone, "torn": _torn,
     "batch": _batch}
@@ -206,16 +206,16 @@ def test_who_knows_the_queue_offsets_proves_nothing(attack: str, ending: str,
         elif ending == "torn end":
             sender.writer.tear(sender.writer.puts[-1].physical + 70)
             sender.damaged.add(sender.writer.puts[-1].physical)
-    check(sender.made(tmp_path / "store", outer), tmp_path)
+    check(sender.stored(tmp_path / "store", outer), tmp_path)
 
 
 @pytest.mark.parametrize("behind", [20, 800])
 def test_a_log_that_begins_with_damage(behind: int, tmp_path: Path) -> None:
     """In an image nothing tells what lies before the first record of a log."""
     sender = Sender()
-    outer = _one(sender)
+    outer = _single(sender)
     sender.ordinary(behind)
-    store = sender.made(tmp_path / "store", outer)
+    store = sender.stored(tmp_path / "store", outer)
     put = {message.physical for message in store.puts}
     for source in list(sources(store, tmp_path))[:2]:
         assert carved(source).get("in-place", set()) <= put
@@ -257,7 +257,7 @@ def test_the_new_store_has_the_doubtful_ones_unless_told(tmp_path: Path) -> None
     sender.ordinary(40)
     outer = sender.evil(sender.next_ones(12))
     sender.ordinary(40)
-    store = sender.made(tmp_path / "store", outer)
+    store = sender.stored(tmp_path / "store", outer)
     alone(store.folder, tmp_path / "alone")
     size = ("--index-slots", "16", "--index-max", "256", "-o", "json")
     with_them = run("carve", tmp_path / "alone", "--out", tmp_path / "with", *size).expect(1)

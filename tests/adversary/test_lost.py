@@ -17,11 +17,11 @@ from tests.support.holder import held
 
 SIZES = ("--index-slots", "16", "--index-max", "64")
 JSON = ("-o", "json")
-ONE = Layout(queue_file_units=20)
+FEW_UNITS = Layout(queue_file_units=20)
 SMALL = Layout(log_file_size=16 << 10, queue_file_units=20)
 
 
-def filled(layout: Layout = ONE, count: int = 120) -> Writer:
+def filled(layout: Layout = FEW_UNITS, count: int = 120) -> Writer:
     """Two topics over four queues each, every message with keys."""
     writer = Writer(layout, seed=1)
     for number in range(count):

@@ -18,11 +18,11 @@ from tests.browse.driving import browse
 from tests.conftest import GoldenFolder
 from tests.support import cli, damage, snapshot, subject
 from tests.support import tiny as tiny_stores
-from tests.tiered import made
+from tests.tiered import tiers
 
 FIRST_ID = "0A00000100002A9F0000000000000000"
 """The offset message id of the tiny store's first message."""
-TIERED_LOG = "/".join(made.Queue().log_path(Path("x")).parts[1:])
+TIERED_LOG = "/".join(tiers.Queue().log_path(Path("x")).parts[1:])
 COMMANDS: dict[str, list[list[str]]] = {
     "commands": [["-o", "json"]],
     "browse": [["{store}"]],
@@ -84,7 +84,7 @@ LINES = [pytest.param(name, words, id=f"{name}-{number}")
 def store(tiny_base: tiny_stores.Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny store with a tier in it: one for all, since whoever changes it fails."""
     root = snapshot.copy_tree(tiny_base.root, tmp_path_factory.mktemp("read-only") / "store")
-    made.small_tier(root / "tieredstore", root)
+    tiers.small_tier(root / "tieredstore", root)
     _configuration(root)
     back_up(BackupSource(str(root)), f"{root}-backup", lambda: tiny_stores.EPOCH, "1.0.0")
     snapshot.copy_tree(Path(f"{root}-backup/.rmqctl"), root / ".rmqctl")  # as if it were one
@@ -166,7 +166,7 @@ class Auditing:
     def __init__(self, folder: str) -> None:
         import sys
 
-        self.folder, self.found = folder, list[str]()
+        self.folder, self.findings = folder, list[str]()
         Auditing._current = self
         if not Auditing._hooked:
             sys.addaudithook(Auditing._hook)
@@ -181,11 +181,11 @@ class Auditing:
         writes = (isinstance(mode, str) and set(mode) & set("wax+")) or (
             isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
         if writes and isinstance(path, str) and mine.folder in os.path.abspath(path):
-            mine.found.append(f"{path} {mode} {flags}")
+            mine.findings.append(f"{path} {mode} {flags}")
 
     def stop(self) -> list[str]:
         Auditing._current = None
-        return self.found
+        return self.findings
 
 
 @pytest.fixture(scope="module")

@@ -27,14 +27,14 @@ from tests.support import tiny as tiny_stores
 from tests.support.cli import Result
 
 LAST = 1_700_000_000_000
-KNOWN = Log(LAST, 5000)
+LOG = Log(LAST, 5000)
 
 
 def page(*values: int) -> bytes:
     return layout.build(layout.CheckpointRecord(*values))
 
 
-def put(root: Path, data: bytes | None, log: Log = KNOWN, *, live: bool = False):
+def put(root: Path, data: bytes | None, log: Log = LOG, *, live: bool = False):
     """The findings for a store whose checkpoint holds ``data``."""
     path = root / "checkpoint"
     path.unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def test_a_time_that_cannot_be(field: str, offset: int, value: int, category: st
                                root: Path) -> None:
     (root / "checkpoint").write_bytes(page(LAST, LAST, 0))
     damage.checkpoint(root, **{field: value})
-    finding, what = one_of(run("checkpoint", root, log=KNOWN), root)
+    finding, what = one_of(run("checkpoint", root, log=LOG), root)
     assert what == (category, "checkpoint", offset)
     assert finding.length == 8
 
@@ -161,7 +161,7 @@ def test_an_offset_behind_the_log(field: str, offset: int, value: int, category:
                                   severity: str, root: Path) -> None:
     (root / "checkpoint").write_bytes(page(LAST, LAST, 0))
     damage.checkpoint(root, **{field: value})
-    finding, what = one_of(run("checkpoint", root, log=KNOWN), root)
+    finding, what = one_of(run("checkpoint", root, log=LOG), root)
     assert (what, finding.severity) == ((category, "checkpoint", offset), severity)
 
 

@@ -44,7 +44,7 @@ class Case:
     def preflight(self, code: int) -> dict[str, Any]:
         return self.run("preflight").expect(code).json()
 
-    def told(self, effect: str) -> dict[str, Any]:
+    def answer(self, effect: str) -> dict[str, Any]:
         """What a start costs, which preflight and doctor agree on."""
         prediction = self.preflight(1)
         answer = self.run("doctor").expect(1).json()
@@ -80,7 +80,7 @@ def test_a_log_in_another_folder_is_not_read(case: Callable[..., Case], release:
     if place == "empty":
         Path(str(folder)).mkdir()
     scenario.settings["storePathCommitLog"] = folder
-    prediction = scenario.told("loses")
+    prediction = scenario.answer("loses")
     assert prediction["messages_lost"] == prediction["messages"] == 600
     assert prediction["rows_lost"] == 600
     assert prediction["messages_already_lost"] == 0
@@ -98,7 +98,7 @@ def test_blanks_after_a_path_are_part_of_it_before_5_2(case: Callable[..., Case]
     if release == NEW:
         assert scenario.preflight(0)["configuration"] == []
         return
-    assert setting in {setting["setting"] for setting in scenario.told("loses")["configuration"]}
+    assert setting in {setting["setting"] for setting in scenario.answer("loses")["configuration"]}
 
 
 @pytest.mark.parametrize(("release", "code"), [("4.9.3", 1), ("4.9.4", 0), ("5.3.3", 0)])
@@ -120,11 +120,11 @@ def test_another_root_serves_nothing_of_the_store(case: Callable[..., Case], rel
     (scenario.folder / "empty").mkdir()
     scenario.settings["storePathRootDir"] = root.format(
         empty=scenario.folder / "empty", beside=scenario.folder / "stroe", store=scenario.root)
-    prediction = scenario.told("loses")
+    prediction = scenario.answer("loses")
     assert prediction["messages_lost"] == 0
     assert prediction["actions"] == []
     del scenario.settings["storePathCommitLog"]
-    assert scenario.told("loses")["messages_lost"] == 600
+    assert scenario.answer("loses")["messages_lost"] == 600
 
 
 @BOTH
@@ -137,7 +137,7 @@ def test_a_store_from_another_machine_stands_in_its_place(case: Callable[..., Ca
     assert (prediction["configuration"],
             prediction["assumed"]) == ([], {"storePathRootDir": str(scenario.root)})
     scenario.settings["storePathCommitLog"] = "/srv/log"
-    assert scenario.told("loses")["messages_lost"] == 600
+    assert scenario.answer("loses")["messages_lost"] == 600
 
 
 def test_a_root_that_exists_is_a_copy_or_another_store(case: Callable[..., Case],
@@ -149,7 +149,7 @@ def test_a_root_that_exists_is_a_copy_or_another_store(case: Callable[..., Case]
     assert scenario.preflight(0)["assumed"] == {"storePathRootDir": str(scenario.root)}
     shutil.rmtree(other)
     shutil.copytree(golden("4.9.3/delay-delivered/store"), other)
-    assert scenario.told("loses")["configuration"][0]["setting"] == "storePathRootDir"
+    assert scenario.answer("loses")["configuration"][0]["setting"] == "storePathRootDir"
 
 
 _SIZES = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue")
@@ -179,7 +179,7 @@ def test_a_size_that_the_broker_does_not_read(case: Callable[..., Case], release
             "blank": f"{value} ", "tab": f"{value}\t", "comment": f"{value} # bytes",
             "quotes": f'"{value}"', "decimal": f"{value}.0", "unit": f"{value}B",
             "other": 1 << 20}[way]
-    prediction = scenario.told("refuses")
+    prediction = scenario.answer("refuses")
     assert setting in prediction["refusals"][0]
     assert "does not start" in prediction["refusals"][0]
 
@@ -215,7 +215,7 @@ def test_an_option_wins_over_the_file(case: Callable[..., Case]) -> None:
 def test_an_index_of_another_shape_finds_nothing(case: Callable[..., Case], release: str) -> None:
     scenario = case(release)
     del scenario.settings["maxHashSlotNum"]
-    assert "key lookups find nothing" in scenario.told("loses")["configuration"][0]["detail"]
+    assert "key lookups find nothing" in scenario.answer("loses")["configuration"][0]["detail"]
 
 
 @BOTH
@@ -225,7 +225,7 @@ def test_a_dledger_log_without_dledger(case: Callable[..., Case], release: str,
     scenario = case(release, "dledger")
     if value is not None:
         scenario.settings["enableDLegerCommitLog"] = value
-    prediction = scenario.told("loses")
+    prediction = scenario.answer("loses")
     assert prediction["rows_lost"]
     assert prediction["messages_lost"] == prediction["messages"] > 0
     assert prediction["configuration"][0]["setting"] == "enableDLegerCommitLog"
@@ -249,9 +249,9 @@ def test_dledger_with_and_without_what_it_needs(case: Callable[..., Case],
                           "dLegerPeers": "n0-127.0.0.1:40911", "dLegerSelfId": "n0"}
     scenario.preflight(0)
     scenario.settings["dLegerSelfId"] = "n1"  # another member, whose log is not here
-    assert scenario.told("loses")["messages_lost"]
+    assert scenario.answer("loses")["messages_lost"]
     del scenario.settings["dLegerSelfId"]
-    assert "dLegerSelfId" in scenario.told("refuses")["refusals"][0]
+    assert "dLegerSelfId" in scenario.answer("refuses")["refusals"][0]
 
 
 @pytest.mark.parametrize(("setting", "effect"), [
@@ -264,7 +264,7 @@ def test_another_identity_is_never_registered(case: Callable[..., Case], setting
                           "brokerName": name}
     assert scenario.preflight(0)["configuration"] == []
     scenario.settings[setting] = "another"
-    assert "brokerIdentity" in scenario.told(effect)["configuration"][0]["detail"]
+    assert "brokerIdentity" in scenario.answer(effect)["configuration"][0]["detail"]
     scenario.settings["enableControllerMode"] = "false"
     scenario.preflight(0)
 
@@ -276,7 +276,7 @@ def test_a_log_in_the_root(case: Callable[..., Case], release: str) -> None:
         file.rename(scenario.root / file.name)
     (scenario.root / "commitlog").rmdir()
     scenario.settings["storePathCommitLog"] = scenario.root
-    assert "checkpoint and lock" in scenario.told("refuses")["refusals"][0]
+    assert "checkpoint and lock" in scenario.answer("refuses")["refusals"][0]
     done = scenario.run("recover").expect(6)
     assert "Nothing was changed" in done.err
 
@@ -304,7 +304,7 @@ def test_repairs_work_on_the_files_that_are_there(case: Callable[..., Case],
 def test_a_slave_without_an_id(case: Callable[..., Case]) -> None:
     scenario = case(NEW)
     scenario.settings["brokerRole"] = "SLAVE"
-    assert "brokerId" in scenario.told("refuses")["refusals"][0]
+    assert "brokerId" in scenario.answer("refuses")["refusals"][0]
     scenario.settings["brokerId"] = 1
     scenario.preflight(0)
 

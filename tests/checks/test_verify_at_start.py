@@ -18,7 +18,7 @@ NO_ALARM = {"clean-nocheckpoint", "crash-cqlag", "crash-cqshort", "crash-live",
             "crash-nocheckpoint", "crash-nocq-noindex-nocheckpoint", "crash-noprealloc",
             "crash-zerocheckpoint"}
 """The kinds on which both versions' start loses nothing and leaves nothing missing."""
-MADE = "; startup recreates "
+CREATED = "; startup recreates "
 UNIT = 20
 
 
@@ -44,7 +44,7 @@ def test_the_engine_is_judge(golden: GoldenFolder, golden_store: GoldenSet) -> N
     assert before["ok"] == (golden_store.kind in NO_ALARM)
     for finding in before["findings"]:
         assert (finding["category"] in PUT_RIGHT and finding["severity"] == "info") == (
-            MADE in finding["detail"]), finding
+            CREATED in finding["detail"]), finding
     if before["ok"]:
         assert (before["next"], before["impact"]) == ([], None)
 
@@ -98,7 +98,7 @@ def test_rows_lost_before_the_part_that_a_start_reads(golden_copy: Any, version:
     assert [finding["category"] for finding in document["findings"]
             if finding["severity"] == "error"] == [
                 "cq-behind"]
-    assert not any(MADE in finding["detail"] for finding in document["findings"])
+    assert not any(CREATED in finding["detail"] for finding in document["findings"])
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
@@ -137,7 +137,7 @@ def test_no_index_is_made_where_none_is_wanted(golden_copy: Any, tmp_path: Path)
     conf = tmp_path / "broker.conf"
     conf.write_text("messageIndexEnable=false\n")
     document = verify_answer(root, "--broker-conf", str(conf))
-    assert not any(finding["category"] == "index-missing" and MADE in finding["detail"]
+    assert not any(finding["category"] == "index-missing" and CREATED in finding["detail"]
                    for finding in document["findings"])
 
 

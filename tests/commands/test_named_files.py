@@ -19,7 +19,7 @@ from rmqctl.ext.serve.consuming.positions import PositionsFile
 from rmqctl.files.named import open_to_append
 from tests.conftest import Runner
 from tests.support import tiny as tiny_stores
-from tests.tiered.made import Queue
+from tests.tiered.tiers import Queue
 
 READ = {
     "--commitlog-dir", "--commitlog-dir-b", "--broker-conf", "--file", "--body-file", "--key-file",

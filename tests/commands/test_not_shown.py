@@ -24,7 +24,7 @@ def writer() -> Writer:
 
 
 LEFT = COUNT - HIT - 1
-SAID = (f"{LEFT} records not shown: it is not certain whether they are messages or part of a "
+WARNING = (f"{LEFT} records not shown: it is not certain whether they are messages or part of a "
         "damaged body")
 
 
@@ -36,7 +36,7 @@ SAID = (f"{LEFT} records not shown: it is not certain whether they are messages 
 def test_over_undecided_records(words: tuple[str, ...], writer: Writer, tmp_path: Path) -> None:
     store = writer.write(tmp_path / "s")
     done = run(words[0], store, *words[1:]).expect(1)
-    assert SAID in done.err
+    assert WARNING in done.err
 
 
 @pytest.mark.parametrize("words", [("read", "--to-phy"), ("printMsg", "--to-phy")])

@@ -27,7 +27,7 @@ from tests.support import snapshot
 MIB = 1 << 20
 PROPERTIES = 32767
 VERSIONS = ("4.9.3", "5.3.3")
-EACH = pytest.mark.parametrize("version", VERSIONS)
+EACH_VERSION = pytest.mark.parametrize("version", VERSIONS)
 TOPICS = ("T1", "a" * 127, "b" * 128, "%RETRY%" + "c" * 121)
 
 
@@ -78,7 +78,7 @@ class Illegal:
 
     words: tuple[str, ...]
     status: str = "MESSAGE_ILLEGAL"
-    said: str = ""
+    reason: str = ""
 
 
 LONG = "v" * (PROPERTIES + 1)
@@ -147,7 +147,7 @@ def test_a_body_of_four_mebibytes(tmp_path, rmqctl, version):
 # -- at every limit -------------------------------------------------------------------------------
 
 
-@EACH
+@EACH_VERSION
 def test_the_length_of_topics(tmp_path, rmqctl, version):
     root, given = engine_store(rmqctl, tmp_path / "store", version), settings(version)
     taken(root, Outgoing("t" * 126, b"message 1"), given)
@@ -160,7 +160,7 @@ def test_the_length_of_topics(tmp_path, rmqctl, version):
     rmqctl("verify", root).expect(0)
 
 
-@EACH
+@EACH_VERSION
 @pytest.mark.parametrize("crc", [False, True])
 def test_the_length_of_properties(tmp_path, rmqctl, version, crc):
     if crc and version == "4.9.3":
@@ -192,7 +192,7 @@ def record_size(version: str, body: int, topic: str = "T1", properties: int = 0)
                    len(topic), properties)
 
 
-@EACH
+@EACH_VERSION
 def test_the_length_of_bodies(tmp_path, rmqctl, version):
     """4.9.3 limits the record, 5.3.3 the body, and the record to 64 KiB more."""
     root = engine_store(rmqctl, tmp_path / "store", version)
@@ -205,7 +205,7 @@ def test_the_length_of_bodies(tmp_path, rmqctl, version):
     rmqctl("verify", root).expect(0)
 
 
-@EACH
+@EACH_VERSION
 def test_the_length_of_batches(tmp_path, rmqctl, version):
     root = engine_store(rmqctl, tmp_path / "store", version)
     given = settings(version, max_message_size=LIMIT)
@@ -224,7 +224,7 @@ def test_the_length_of_batches(tmp_path, rmqctl, version):
     rmqctl("verify", root).expect(0)
 
 
-@EACH
+@EACH_VERSION
 @pytest.mark.parametrize("batch", [False, True])
 def test_records_that_do_not_fit_a_file(tmp_path, rmqctl, version, batch):
     """One that fills a file but for the room of the blank is the longest there can be."""
@@ -245,7 +245,7 @@ def test_records_that_do_not_fit_a_file(tmp_path, rmqctl, version, batch):
     rmqctl("verify", root).expect(0)
 
 
-@EACH
+@EACH_VERSION
 def test_of_a_group_the_illegal_ones_leave_no_trace(tmp_path, rmqctl, version):
     """What is put is the same whether or not there are illegal messages in between."""
     legal = [Outgoing(f"T{n % 3}", b"message %d" % n, f"KEYS\1k{n}\2", n % 2, born_timestamp=1,

@@ -33,7 +33,8 @@ from tests.support.share import sample
 ENVIRONMENT = {name: value for name, value in os.environ.items()
                if name not in (*DROPPED_ENV, "PYTHONUNBUFFERED")} | QUIET_ENV
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143}
-EACH = pytest.mark.parametrize("number", SIGNALS, ids=lambda signal_number: signal_number.name)
+EACH_SIGNAL = pytest.mark.parametrize("number", SIGNALS,
+                                      ids=lambda signal_number: signal_number.name)
 FLUSH = pytest.mark.parametrize("flush", ["sync", "async"])
 SOME = pytest.mark.parametrize(("number", "flush"), sample(
     [(number, flush) for number in SIGNALS for flush in ("sync", "async")], 2, "interrupted"))
@@ -119,7 +120,7 @@ def test_from_a_slow_pipe(store, rmqctl, number, flush):
     assert check(rmqctl, store, printed) == 7
 
 
-@EACH
+@EACH_SIGNAL
 def test_a_summary_tells_how_far_it_came(store, rmqctl, number):
     with running(store, "-", "-o", "json") as process:
         process.stdin.write(lines(0, 25))
@@ -141,7 +142,7 @@ def test_a_summary_tells_how_far_it_came(store, rmqctl, number):
     assert_whole(rmqctl, store, [])
 
 
-@EACH
+@EACH_SIGNAL
 def test_at_any_moment(tmp_path, rmqctl, number):
     """Before the store is opened, while it is, or in the midst: never half, never stuck."""
     outcomes = set()

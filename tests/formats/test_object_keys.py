@@ -12,7 +12,7 @@ from rmqctl.formats.config import config_json, object_keys
 from tests.conftest import Runner
 from tests.repair.test_offsets_reset import store_of
 
-ONE = b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"prices"}:77}}'
+TABLE = b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"prices"}:77}}'
 PRETTY = (b'{\n\t"offsetTable":{{\n\t\t\t"brokerName":"b{}","queueId":3,\n\t\t\t"topic":"T,:x"\n\t'
           b'\t}:42,{"topic":"T,:x","queueId":1,"brokerName":"b{}"}:40\n\t}\n}')
 
@@ -26,7 +26,7 @@ def main(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("data", "rows"), [
-    (ONE, [("prices", "broker-a", 0, 77)]),
+    (TABLE, [("prices", "broker-a", 0, 77)]),
     (PRETTY, [("T,:x", "b{}", 3, 42), ("T,:x", "b{}", 1, 40)]),
     (b'{"offsetTable":{}}', [])])
 def test_offsets_of_a_client(main: Path, rmqctl: Runner, data: bytes, rows: list[object]) -> None:
@@ -39,10 +39,10 @@ def test_offsets_of_a_client(main: Path, rmqctl: Runner, data: bytes, rows: list
 
 
 @pytest.mark.parametrize(("data", "offset", "field"), [
-    (ONE[:-1], 74, "$"), (ONE[:40], 40, "$.(key)"), (b"\0" * 60, 0, "$"), (b"", 0, "$"),
-    (ONE.replace(b"queueId", b"queue"), 16, "$.offsetTable"),
-    (ONE.replace(b"0,", b'"0",'), 16, "$.offsetTable"),
-    (ONE.replace(b"77", b"true"), 0, '$.offsetTable.["prices", "broker-a", 0]'),
+    (TABLE[:-1], 74, "$"), (TABLE[:40], 40, "$.(key)"), (b"\0" * 60, 0, "$"), (b"", 0, "$"),
+    (TABLE.replace(b"queueId", b"queue"), 16, "$.offsetTable"),
+    (TABLE.replace(b"0,", b'"0",'), 16, "$.offsetTable"),
+    (TABLE.replace(b"77", b"true"), 0, '$.offsetTable.["prices", "broker-a", 0]'),
     (b'{"offsetTable":{"prices":2}}', 0, "$.offsetTable.prices"),
     (b'{"offsetTable":{[1]:2}}', 16, "$.offsetTable"), (b'{"a":{}}', 0, "$.offsetTable")])
 def test_a_damaged_file_is_damaged(main: Path, rmqctl: Runner, data: bytes, offset: int,
@@ -54,12 +54,12 @@ def test_a_damaged_file_is_damaged(main: Path, rmqctl: Runner, data: bytes, offs
 
 
 @pytest.mark.parametrize(("backup", "expected_text"), [
-    (ONE, "offsets.json.bak instead, which is intact (queues: 1)"),
-    (ONE[:30], "is damaged, too (@30"), (b"", "starts without offsets"),
+    (TABLE, "offsets.json.bak instead, which is intact (queues: 1)"),
+    (TABLE[:30], "is damaged, too (@30"), (b"", "starts without offsets"),
     (None, "starts without offsets")])
 def test_what_the_client_does_instead(main: Path, rmqctl: Runner, backup: bytes | None,
                                       expected_text: str) -> None:
-    main.write_bytes(ONE[:50])
+    main.write_bytes(TABLE[:50])
     if backup is not None:
         main.with_name("offsets.json.bak").write_bytes(backup)
     assert expected_text in rmqctl("dump", main).expect(1).err
@@ -84,7 +84,7 @@ def test_a_store_takes_the_offsets(main: Path, tmp_path: Path, rmqctl: Runner) -
 def test_what_is_not_clear_is_asked(main: Path, tmp_path: Path, rmqctl: Runner) -> None:
     store = store_of(tmp_path)
     copy = tmp_path / "copy.json"
-    copy.write_bytes(ONE)
+    copy.write_bytes(TABLE)
     assert "--group" in rmqctl("offsets", "import", store, copy).expect(6).err
     main.write_bytes(PRETTY.replace(b'"b{}"', b'"c"', 1))
     assert "brokers (b{}, c)" in rmqctl("offsets", "import", store, main).expect(6).err
@@ -94,6 +94,6 @@ def test_what_is_not_clear_is_asked(main: Path, tmp_path: Path, rmqctl: Runner) 
 
 def test_only_who_asks_reads_such_keys() -> None:
     with pytest.raises(FormatError):
-        config_json.parse(ONE)
-    assert config_json.parse(ONE, object_keys.queue_name).value == {
+        config_json.parse(TABLE)
+    assert config_json.parse(TABLE, object_keys.queue_name).value == {
         "offsetTable": {"prices@broker-a@0": 77}}

@@ -45,10 +45,11 @@ STORES = [GoldenStore(GoldenSet(version, kind), state) for version, kind, state 
     ("5.3.3", "ipv6", "store"), ("5.3.3", "multipath", "store"), ("5.3.3", "lmq", "store"),
     ("4.9.3", "transaction", "store"), ("5.3.3", "crash-trunc-garbage", "before"),
     ("5.3.3", "crash-crc", "before"), ("4.9.3", "crash-trunc-header", "before"))]
-EACH = pytest.mark.parametrize("store", [pytest.param(store, id=store.id) for store in STORES])
+EACH_STORE = pytest.mark.parametrize(
+    "store", [pytest.param(store, id=store.id) for store in STORES])
 
 
-@EACH
+@EACH_STORE
 @pytest.mark.parametrize("count", [1, 7])
 def test_json_lines_are_what_read_shows(store, count, golden, rmqctl, tmp_path):
     root, out = golden(store.id), tmp_path / "out"
@@ -61,7 +62,7 @@ def test_json_lines_are_what_read_shows(store, count, golden, rmqctl, tmp_path):
     assert beside(out) == []
 
 
-@EACH
+@EACH_STORE
 def test_parquet_holds_every_message(store, golden, threads, tmp_path):
     root, out = golden(store.id), tmp_path / "out"
     folders = () if store.options == [] else store.commitlog_dirs

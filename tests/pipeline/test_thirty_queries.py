@@ -181,11 +181,11 @@ def one_frame(roots, spark):
     spark.catalog.dropTempView("whole_log")
 
 
-EACH = pytest.mark.parametrize("text", [pytest.param(text, id=f"query {number}")
+EACH_QUERY = pytest.mark.parametrize("text", [pytest.param(text, id=f"query {number}")
                                         for number, text in enumerate(QUERIES, 1)])
 
 
-@EACH
+@EACH_QUERY
 def test_spark(text, roots, truth, spark, one_frame):
     """`pipeline sql`, which makes views of its own for each query, and one frame for all."""
     from rmqctl.ext.spark import sql

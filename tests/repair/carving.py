@@ -44,7 +44,7 @@ def places(data: bytes) -> list[tuple[int, int]]:
 
 
 @dataclass(frozen=True)
-class One:
+class CarvedMessage:
     """A message as it was found."""
 
     source: str
@@ -58,9 +58,9 @@ class One:
 class Carved:
     """All that was found, the tally, and what was reported."""
 
-    messages: list[One]
+    messages: list[CarvedMessage]
     tally: CarveTally
-    said: list[str]
+    notes: list[str]
 
     def offsets(self, placement: str | None = None) -> list[int]:
         """Positions in the sources, ascending."""
@@ -73,7 +73,8 @@ def carve(*paths: Path, wanted: CarveOptions | None = None) -> Carved:
     texts: list[str] = []
     sources = list(inputs(map(str, paths), lambda path, why: texts.append(f"{path}: {why}")))
     with Carving(sources, wanted or CarveOptions(), report=texts.append) as carving:
-        messages = [One(sources[page.source].path, offset, page.placement, page.duplicate, record)
+        messages = [CarvedMessage(sources[page.source].path, offset, page.placement,
+                                  page.duplicate, record)
                     for page in carving.pages()
                     for offset, record in zip(page.offset.tolist(), page.page.records(),
                                               strict=True)]

@@ -74,11 +74,11 @@ def do(root: Path, seed: int, kinds: Sequence[str] = KINDS, count: int | None = 
         used = [path for path in paths if any(path.read_bytes())]
         if not used:
             break
-        texts.append(f"{kind}: {_one(luck, kind, used)}")
+        texts.append(f"{kind}: {_hurt(luck, kind, used)}")
     return texts
 
 
-def _one(luck: random.Random, kind: str, paths: list[Path]) -> str:
+def _hurt(luck: random.Random, kind: str, paths: list[Path]) -> str:
     path = luck.choice(paths)
     about = path.stat()
     data = bytearray(path.read_bytes())

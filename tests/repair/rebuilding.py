@@ -68,7 +68,7 @@ def planned(store: Path, settings: Settings, scratch: Scratch, kind: str = "",
         rebuilt = run(store, settings, other, kind, opened=opened, **more)
         there = derived_steps(rebuilt)
         assert there[1] == actions
-        assert _told(there[0]) == _told(steps)
+        assert _facts(there[0]) == _facts(steps)
         changed = {step.target for step in steps}
         for topic, queue in opened.plain_queues:
             folder = os.path.join(CONSUMEQUEUE, topic, str(queue))
@@ -80,7 +80,7 @@ def planned(store: Path, settings: Settings, scratch: Scratch, kind: str = "",
     return steps, actions
 
 
-def _told(steps: Sequence[Step]) -> list[object]:
+def _facts(steps: Sequence[Step]) -> list[object]:
     """The steps with the bytes that they bring."""
     return [(type(step), step.target, Path(step.content.path).read_bytes())
             if isinstance(step, Create | Replace) and isinstance(step.content, FileContent)

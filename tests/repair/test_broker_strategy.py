@@ -30,11 +30,11 @@ SIZES = {"index_slots": 100, "index_max": 200, "consumequeue_file_size": 440}
 OF_THE_PROCESS = ("abort.bak", "lock", "compaction")
 """What a broker leaves besides: process ids and an empty table, of no meaning for the store."""
 
-Made = Callable[..., Plan]
+PlanOf = Callable[..., Plan]
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Made:
+def broker(tmp_path: Path) -> PlanOf:
     """Plans and applies; the plan."""
     clock = itertools.count(1_800_000_000_000, 7)
 
@@ -70,7 +70,8 @@ def content(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("golden_store", sample(DAMAGED, 16, "left by a broker"),
                          ids=lambda golden_store: golden_store.id)
-def test_it_leaves_what_the_engine_left(golden, golden_copy, broker: Made, golden_store: GoldenSet):
+def test_it_leaves_what_the_engine_left(golden, golden_copy, broker: PlanOf,
+                                        golden_store: GoldenSet):
     root, after = golden_copy(f"{golden_store.id}/before"), golden(f"{golden_store.id}/after")
     plan = broker(root, golden_store.version)
     assert content(root) == content(after)
@@ -88,7 +89,7 @@ def test_it_leaves_what_the_engine_left(golden, golden_copy, broker: Made, golde
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
 @pytest.mark.parametrize("kind", ["basic", "delay", "cqext", "lmq", "transaction", "batch"])
-def test_a_sound_store_changes_in_nothing_but_the_checkpoint(golden_copy, broker: Made,
+def test_a_sound_store_changes_in_nothing_but_the_checkpoint(golden_copy, broker: PlanOf,
                                                              version: str, kind: str):
     root = golden_copy(f"{version}/{kind}/store")
     shutil.rmtree(root / ".rmqctl", ignore_errors=True)
@@ -146,7 +147,7 @@ def test_without_anything_but_the_log_a_broker_makes_all_again(golden_copy,
 
 
 @pytest.mark.parametrize("version", ["4.9.3", "5.3.3"])
-def test_rows_of_delayed_messages_after_recovery(golden_copy, broker: Made, version: str):
+def test_rows_of_delayed_messages_after_recovery(golden_copy, broker: PlanOf, version: str):
     """4.9.3 does not know the delay levels yet when it recovers (consumequeue.md §3)."""
     root = golden_copy(f"{version}/delay/store")
     topic = "consumequeue/SCHEDULE_TOPIC_XXXX/"
@@ -170,7 +171,7 @@ def test_rows_of_delayed_messages_after_recovery(golden_copy, broker: Made, vers
     assert [data[:12] for data in new.values()] == [data[:12] for data in old.values()]
 
 
-def test_an_empty_log(golden_copy, broker: Made):
+def test_an_empty_log(golden_copy, broker: PlanOf):
     root = golden_copy("5.3.3/basic/store")
     shutil.rmtree(root / "commitlog")
     (root / "commitlog").mkdir()
@@ -180,7 +181,7 @@ def test_an_empty_log(golden_copy, broker: Made):
     assert broker(root, "5.3.3", {}).empty
 
 
-def test_nothing_is_done_where_a_broker_does_not_start(golden_copy, broker: Made):
+def test_nothing_is_done_where_a_broker_does_not_start(golden_copy, broker: PlanOf):
     root = golden_copy("4.9.3/crash-shortfile/before")
     plan = broker(root, "4.9.3")
     assert plan.empty
@@ -190,7 +191,7 @@ def test_nothing_is_done_where_a_broker_does_not_start(golden_copy, broker: Made
 
 
 @pytest.mark.parametrize("seed", sample(range(36), 12, "queues after harm"))
-def test_what_was_said_of_the_queues_is_what_comes_out(golden_copy, broker: Made, seed: int):
+def test_what_was_said_of_the_queues_is_what_comes_out(golden_copy, broker: PlanOf, seed: int):
     """Random harm to log, queues and checkpoint: the figures said beforehand are the result's."""
     rng = random.Random(seed)
     version = list(VERSIONS)[seed % 2]

@@ -183,7 +183,7 @@ def test_what_the_disk_cannot_deliver_is_skipped(tmp_path: Path,
     # What is behind may lie in the body of the one that cannot be read: the log is that short.
     assert carved.offsets(IN_PLACE) + carved.offsets(DOUBTFUL) == expected
     assert carved.tally.unreadable_bytes == sources.SECTOR
-    assert carved.said == [f"{path}: 4096 bytes at 20480 cannot be read; the rest was read"]
+    assert carved.notes == [f"{path}: 4096 bytes at 20480 cannot be read; the rest was read"]
 
 
 def test_other_errors_end_the_source_not_the_run(tmp_path: Path,
@@ -213,7 +213,7 @@ def test_folders_links_and_names_for_the_same_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a" / "pipe")
     carved = carve(tmp_path / "a", path)
     assert (carved.tally.sources, carved.tally.in_place, carved.tally.duplicates) == (1, 5, 0)
-    assert sorted(line.rpartition("/")[2] for line in carved.said) == [
+    assert sorted(line.rpartition("/")[2] for line in carved.notes) == [
         "link: not a regular file", "pipe: not a regular file"]
     with pytest.raises(StoreIOError, match="not a regular file or block device"):
         carve(tmp_path / "a" / "pipe")

@@ -28,8 +28,8 @@ class Followed:
 
     def __init__(self, folder, **given) -> None:
         self.writer = Writer(folder / "store", **given)
-        self.clock, self.said = Clock(), []
-        self.log = GrowingLog([str(folder / "store/commitlog")], self.said.append, self.clock)
+        self.clock, self.notes = Clock(), []
+        self.log = GrowingLog([str(folder / "store/commitlog")], self.notes.append, self.clock)
 
     def advance(self, *given, **more) -> int:
         return self.log.advance(*given, **more)
@@ -61,7 +61,7 @@ def test_it_reads_what_is_whole_and_goes_on(followed):
         read += followed.numbers(position, reached)
         position = reached
     assert read == list(range(followed.writer.count))
-    assert not followed.said
+    assert not followed.notes
     assert len(followed.log.files()) > 3
 
 
@@ -208,10 +208,10 @@ def test_an_expired_head_is_reported_and_passed(followed):
     assert followed.log.first() == FILE_SIZE
     numbers = followed.numbers(middle, followed.writer.position)
     assert numbers == list(range(numbers[0], 60))
-    (line,) = followed.said
+    (line,) = followed.notes
     assert f"{middle} to 4096 have expired" in line
     assert followed.numbers(0, middle) == []
-    assert f"0 to {middle} have expired" in followed.said[1]
+    assert f"0 to {middle} have expired" in followed.notes[1]
 
 
 def test_a_missing_file_in_between_is_reported_and_passed(followed):
@@ -220,7 +220,7 @@ def test_a_missing_file_in_between_is_reported_and_passed(followed):
     assert followed.advance(0) == followed.writer.position
     numbers = followed.numbers(0, followed.writer.position)
     assert 20 < len(numbers) < 50
-    (line,) = followed.said
+    (line,) = followed.notes
     assert "4096 to 8192 are in no file" in line
 
 
@@ -244,7 +244,7 @@ def test_a_log_that_was_made_anew_is_reported_once(followed):
         followed.writer.path(file.base).unlink()
     for _ in range(3):
         assert followed.advance(end) == end
-    (line,) = followed.said
+    (line,) = followed.notes
     assert f"ends before physical offset {end}" in line
 
 

@@ -34,7 +34,7 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grown, "INDEX_MAX", 4_000)
 
 
-def _found(store: Store, **wanted: object) -> list[int]:
+def _numbers(store: Store, **wanted: object) -> list[int]:
     selection = Selection(**wanted)  # type: ignore[arg-type]
     return [record.physical_offset
             for record in Selector(store, selection, view_of(store, "disk")).records()]
@@ -42,8 +42,8 @@ def _found(store: Store, **wanted: object) -> list[int]:
 
 def _alike(store: Store, key: str, topic: str | None = None) -> list[int]:
     """The messages with a key, which are the same as without the index."""
-    numbers = _found(store, key=key, topic=topic)
-    assert numbers == _found(store, where=(Condition(KEY, "=", key),), topic=topic)
+    numbers = _numbers(store, key=key, topic=topic)
+    assert numbers == _numbers(store, where=(Condition(KEY, "=", key),), topic=topic)
     return numbers
 
 
@@ -63,7 +63,7 @@ def test_the_same_messages_as_without_the_index(golden_store: golden_sets.Golden
 
 
 def test_sound_messages_are_passed_over(tmp_path: Path) -> None:
-    store = _made(tmp_path)
+    store = _built(tmp_path)
     with Store.open(store) as opened:
         passed = indexed.passed_over(opened, None, "k000000000123")
         assert passed is not None
@@ -133,7 +133,7 @@ def _zeroed_log(store: Path, luck: Random) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_damage_hides_no_message(harm: Callable[[Path, Random], None], seed: int,
                                  tmp_path: Path) -> None:
-    store, luck = _made(tmp_path), Random(seed)
+    store, luck = _built(tmp_path), Random(seed)
     harm(store, luck)
     with Store.open(store) as opened:
         places = {}
@@ -143,9 +143,9 @@ def test_damage_hides_no_message(harm: Callable[[Path, Random], None], seed: int
         assert len(places) > 800
         near = sorted(places)
         for key in luck.sample(near, 12):
-            assert _found(opened, key=key) == [places[key]]
+            assert _numbers(opened, key=key) == [places[key]]
 
 
-def _made(folder: Path) -> Path:
+def _built(folder: Path) -> Path:
     grown.make(SHAPE, folder / "store")
     return folder / "store"

@@ -186,8 +186,8 @@ def _in_properties(placed: Placed, at: int, bit: int, has_row: bool) -> Judgemen
     old = placed.record.properties
     turned = bytearray(old)
     turned[at] ^= 1 << bit
-    before = _known(old)
-    after = _known(bytes(turned))
+    before = _checked(old)
+    after = _checked(bytes(turned))
     name = _property_at(old, at)
     delayed = placed.record.topic == properties.SCHEDULE_TOPIC.encode()
     # A delayed message has its deliver time in the place of its tags' hash.
@@ -198,7 +198,7 @@ def _in_properties(placed: Placed, at: int, bit: int, has_row: bool) -> Judgemen
                      f"property {name}")
 
 
-def _known(raw: bytes) -> dict[str, object]:
+def _checked(raw: bytes) -> dict[str, object]:
     parsed_properties = properties.parse(raw.decode(errors="replace"))
     return {"tags": parsed_properties.get("TAGS"), "delay": parsed_properties.get("DELAY"),
             "keys": (parsed_properties.get("UNIQ_KEY"),

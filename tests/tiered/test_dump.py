@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rmqctl.formats import kinds
 from tests.conftest import GoldenFolder, Runner
-from tests.tiered.made import T0, Index, Queue
+from tests.tiered.tiers import T0, Index, Queue
 from tests.tiered.verifying import Small
 
 

@@ -15,7 +15,7 @@ from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.units import NEVER
 from tests.conftest import GoldenFolder
 from tests.support import cli
-from tests.tiered import made, recovering
+from tests.tiered import recovering, tiers
 
 FIRST, LAST = 1795233792655, 1795233897296
 HOUR = 3_600_000
@@ -239,28 +239,28 @@ def test_any_unit(root):
 def test_ipv6_times_are_those_of_the_messages(tmp_path):
     """A broker takes a part of the address for the time; the messages know better."""
     home = tmp_path / "home"
-    queue = made.Queue()
+    queue = tiers.Queue()
     for number in range(4):
         queue.put(v6=True)
         if number == 1:
             queue.roll_log()
             queue.roll_units()
     queue.write(home / "tieredstore")
-    made.write_metadata(home, {made.TOPIC: 0}, [queue])
-    assert gone(expire(home, made.T0 + 1000)) == set()
-    assert len(gone(expire(home, made.T0 + 1001))) == 2
+    tiers.write_metadata(home, {tiers.TOPIC: 0}, [queue])
+    assert gone(expire(home, tiers.T0 + 1000)) == set()
+    assert len(gone(expire(home, tiers.T0 + 1001))) == 2
 
 
 def test_segments_of_codas_alone_have_their_time(tmp_path):
     home = tmp_path / "home"
-    queue = made.Queue()
+    queue = tiers.Queue()
     queue.coda()
     queue.roll_log()
     queue.put()
     queue.write(home / "tieredstore")
-    made.write_metadata(home, {made.TOPIC: 0}, [queue])
-    assert gone(expire(home, made.T0)) == set()
-    assert len(gone(expire(home, made.T0 + 1))) == 1
+    tiers.write_metadata(home, {tiers.TOPIC: 0}, [queue])
+    assert gone(expire(home, tiers.T0)) == set()
+    assert len(gone(expire(home, tiers.T0 + 1))) == 1
 
 
 def test_now_is_in_the_zone_that_is_given(golden: GoldenFolder) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
-from tests.tiered.made import TOPIC, Queue
 from tests.tiered.test_read_made import flip, rolled
+from tests.tiered.tiers import TOPIC, Queue
 
 FIELDS = "topic,queue_id,queue_offset,physical_offset,msg_id,keys,tags,body,crc_ok"
 

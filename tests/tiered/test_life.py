@@ -74,7 +74,7 @@ class Life:
     written: dict[Queue, dict[int, bytes]] = field(default_factory=dict)
     bounds: dict[Queue, tuple[int, int]] = field(default_factory=dict)
     history: list[str] = field(default_factory=list)
-    made: int = 0
+    repaired: int = 0
     index_whole: bool = True
     """Whether every message that has a unit has all of its items."""
     index_expired: bool = False
@@ -238,7 +238,7 @@ class Life:
         done = self.run("tiered", "expire", self.root, *self.where, "--older-than",
                         f"{self.count - limit // 1000}s", "--now", str(self.now()), "--apply",
                         "-o", "json").json()
-        self.made += bool(done["applied"])
+        self.repaired += bool(done["applied"])
         if done["applied"]:
             self.index_whole, self.index_expired = False, True  # it goes by its own time
         with Tier.open(str(self.root), str(self.metadata)) as tier:
@@ -250,22 +250,22 @@ class Life:
                 self.bounds[key] = queue.min_offset, end
 
     def expire_and_undo(self) -> None:
-        before, bounds, repairs_made = self.everything(), dict(self.bounds), self.made
+        before, bounds, repairs_made = self.everything(), dict(self.bounds), self.repaired
         index = self.index_whole, self.index_expired
         self.expire()
-        if self.made > repairs_made:
+        if self.repaired > repairs_made:
             self.undo()
             assert self.everything() == before
             self.bounds, (self.index_whole, self.index_expired) = bounds, index
 
     def expire_and_too_late(self) -> None:
         """What was fed since stays when an expiry is taken back: undo refuses, changes nothing."""
-        repairs_made = self.made
+        repairs_made = self.repaired
         self.expire()
         before = self.metadata.read_bytes()
         self.append()
         self.dispatch()
-        if self.made > repairs_made and self.metadata.read_bytes() != before:
+        if self.repaired > repairs_made and self.metadata.read_bytes() != before:
             there = self.everything()
             self.run("undo", self.root, "--yes", "-o", "json", codes=(6,))
             assert self.everything() == there

@@ -10,8 +10,8 @@ import pytest
 from rmqctl.ext.tiered.read import ls
 from rmqctl.ext.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
-from tests.tiered import made
-from tests.tiered.made import T0, segment_name
+from tests.tiered import tiers
+from tests.tiered.tiers import T0, segment_name
 from tests.tiered.verifying import OTHER, Small
 
 NEVER = (1 << 63) - 1
@@ -21,7 +21,7 @@ def states(tier: Small) -> dict[tuple[str, int], str]:
     """(type, base offset) -> state of the segments of the first queue."""
     with Tier.open(str(tier.root)) as opened:
         return {(row["type"], row["base_offset"]): row["state"]
-                for row in ls.segments(opened, topic=made.TOPIC)}
+                for row in ls.segments(opened, topic=tiers.TOPIC)}
 
 
 @pytest.mark.parametrize("state", ["store", "store-live"])

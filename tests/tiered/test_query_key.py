@@ -18,7 +18,7 @@ from rmqctl.formats.tiered.index import CompactedItemRecord
 from rmqctl.store.problems import Problem
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
-from tests.tiered.made import (
+from tests.tiered.tiers import (
     T0,
     TOPIC,
     Index,

@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 from tests.support.share import every
-from tests.tiered.made import TOPIC, Queue
+from tests.tiered.tiers import TOPIC, Queue
 
 STATES = [golden_store.id for golden_store in golden_sets.golden_stores()
           if golden_store.kind == "tiered"]

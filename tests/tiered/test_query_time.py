@@ -15,7 +15,7 @@ from rmqctl.ext.tiered.tier import Tier
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
 from tests.support.share import examples
-from tests.tiered.made import T0, TOPIC, Queue, write_metadata
+from tests.tiered.tiers import T0, TOPIC, Queue, write_metadata
 
 
 @pytest.mark.parametrize("state", golden_sets.TIERS)

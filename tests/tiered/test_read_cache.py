@@ -10,9 +10,9 @@ from rmqctl.ext.tiered.as_broker import get_message
 from rmqctl.ext.tiered.as_broker.get_message import Fetched, Matching, PullLimits, ReadAhead
 from rmqctl.ext.tiered.flat_file import FlatQueue, QueueName
 from rmqctl.ext.tiered.tier import Tier
-from tests.tiered.made import TOPIC, Queue
+from tests.tiered.tiers import TOPIC, Queue
 
-ONE, OTHER = QueueName("c", "a", "t", 0), QueueName("c", "b", "t", 0)
+FIRST, OTHER = QueueName("c", "a", "t", 0), QueueName("c", "b", "t", 0)
 
 
 def value(offset: int) -> Fetched:
@@ -21,13 +21,13 @@ def value(offset: int) -> Fetched:
 
 def test_it_knows_what_the_last_read_gave() -> None:
     cache = ReadAhead()
-    assert cache.look(ONE, 0) == (False, None)
-    cache.put(ONE, 5, [value(5), None, value(7)])
-    assert [cache.look(ONE, at) for at in range(4, 9)] == [
+    assert cache.look(FIRST, 0) == (False, None)
+    cache.put(FIRST, 5, [value(5), None, value(7)])
+    assert [cache.look(FIRST, at) for at in range(4, 9)] == [
         (False, None), (True, value(5)), (True, None), (True, value(7)), (False, None)]
     assert cache.look(OTHER, 5) == (False, None)  # a queue of two brokers is two
     cache.put(OTHER, 8, [value(8)])
-    assert not cache.look(ONE, 5)[0]
+    assert not cache.look(FIRST, 5)[0]
     assert cache.look(OTHER, 8) == (True, value(8))
 
 

@@ -14,7 +14,7 @@ from rmqctl.ext.tiered.read import messages
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local.message import Record
 from tests.conftest import GoldenFolder, Runner
-from tests.tiered.made import TOPIC, Queue
+from tests.tiered.tiers import TOPIC, Queue
 
 
 def opened(flat_queue: Queue, root: Path) -> tuple[Tier, FlatQueue]:

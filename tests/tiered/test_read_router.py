@@ -21,7 +21,7 @@ from rmqctl.ext.tiered.tier import Tier
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden as golden_sets
-from tests.tiered.made import TOPIC, Queue, small_tier
+from tests.tiered.tiers import TOPIC, Queue, small_tier
 
 SET = "5.3.3/tiered"
 STATES = [golden_store.id for golden_store in golden_sets.golden_stores()

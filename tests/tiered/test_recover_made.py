@@ -15,7 +15,7 @@ from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.units import NEVER
 from tests.support import cli
 from tests.tiered import recovering
-from tests.tiered.made import BROKER, T0, TOPIC, Index, Queue, small_tier, upload, write_metadata
+from tests.tiered.tiers import BROKER, T0, TOPIC, Index, Queue, small_tier, upload, write_metadata
 
 PATH = f"{BROKER}/{TOPIC}/0"
 

@@ -13,8 +13,8 @@ from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
 from rmqctl.scan import aggregate
 from tests.conftest import GoldenFolder, Runner
-from tests.tiered import made
-from tests.tiered.made import T0, Queue
+from tests.tiered import tiers
+from tests.tiered.tiers import T0, Queue
 from tests.tiered.verifying import OTHER, Small
 
 
@@ -66,7 +66,7 @@ def test_orphans_are_counted_apart(tmp_path: Path, rmqctl: Runner) -> None:
     queue = Queue()
     queue.put(b"one")
     queue.orphan(b"\x7f" * 50)
-    lost = made.record(1, queue.log_end, body=b"twice")
+    lost = tiers.record(1, queue.log_end, body=b"twice")
     queue.orphan(message.build(lost))
     queue.put(b"twice")
     queue.roll_log(coda=True)

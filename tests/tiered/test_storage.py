@@ -136,7 +136,7 @@ def test_any_operations_against_a_model(roots, operations):
                 writer = open_writer(root)
                 continue
             path, *more = rest
-            _one(writer, model, kept, name, path, *more)
+            _checked(writer, model, kept, name, path, *more)
             assert writer.size(path) == (len(model[path]) if path in model else None)
         for path in model:
             writer.commit(path)
@@ -146,7 +146,7 @@ def test_any_operations_against_a_model(roots, operations):
         assert _all(reader) == model | kept
 
 
-def _one(writer, model, kept, name, path, *more) -> None:
+def _checked(writer, model, kept, name, path, *more) -> None:
     there = model.get(path, b"")
     if name == "append":
         assert writer.append(path, more[0], len(there)) == sum(map(len, more[0]))

@@ -22,7 +22,7 @@ from tests.conftest import Runner
 from tests.support import damage
 from tests.support.cli import MIB
 from tests.support.share import sample
-from tests.tiered.made import Queue, segment_name
+from tests.tiered.tiers import Queue, segment_name
 from tests.tiered.verifying import Small, categories, verified
 
 UNPROVABLE = {"flag", "sys_flag", "born_timestamp", "born_host.address", "born_host.port",

@@ -17,8 +17,8 @@ from rmqctl.ext.tiered.verify.verify import Options, TierVerification, verdict
 from rmqctl.formats.local import message
 from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot
-from tests.tiered import made
-from tests.tiered.made import T0, Index, Queue, segment_name
+from tests.tiered import tiers
+from tests.tiered.tiers import T0, Index, Queue, segment_name
 from tests.tiered.verifying import (
     OTHER,
     TOPICS,
@@ -49,7 +49,7 @@ def edit(tier: Small, change: Callable[[dict[str, Any]], None]) -> None:
 
 LOGS, UNITS, INDEXES = ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable",
                         "indexFileSegmentTable")
-FIRST = f"{made.BROKER}/{made.TOPIC}/0"
+FIRST = f"{tiers.BROKER}/{tiers.TOPIC}/0"
 
 
 # -- nothing is wrong ---------------------------------------------------------------------------
@@ -129,7 +129,7 @@ def broken_metadata(tier: Small) -> None:
 
 
 def broken_entry(tier: Small) -> None:
-    edit(tier, lambda value: value["queueMetadataTable"][made.TOPIC]["0"].update(queue=7))
+    edit(tier, lambda value: value["queueMetadataTable"][tiers.TOPIC]["0"].update(queue=7))
 
 
 def no_entry(tier: Small) -> None:
@@ -311,8 +311,8 @@ def test_units_that_lead_backwards(tmp_path: Path) -> None:
     first, second = bytes(units[:20]), bytes(units[20:40])
     record, two = queue.records[0], queue.records[1]
     # The log has the messages of 0 and 1 the other way round, units and all.
-    swapped = [message.build(made.record(1, 0, body=record.body, when=T0 + 1000)),
-               message.build(made.record(0, record.total_size, body=two.body, when=T0))]
+    swapped = [message.build(tiers.record(1, 0, body=record.body, when=T0 + 1000)),
+               message.build(tiers.record(0, record.total_size, body=two.body, when=T0))]
     queue.logs[0][1][:len(swapped[0] + swapped[1])] = b"".join(swapped)
     units[:40] = struct.pack(">qiq", record.total_size, two.total_size, 0) + struct.pack(
         ">qiq", 0, record.total_size, 0)
@@ -328,7 +328,7 @@ def test_a_message_that_claims_another_queue_offset(tier: Small) -> None:
     finding = next(reported_finding for reported_finding in verify_result.findings
                    if reported_finding.category == "tiered-message-fields")
     assert (finding.offset, finding.queue_offset, finding.topic,
-            finding.queue_id) == (0, 0, made.TOPIC, 0)
+            finding.queue_id) == (0, 0, tiers.TOPIC, 0)
 
 
 def test_two_units_of_one_message(tier: Small) -> None:
@@ -434,7 +434,7 @@ def test_the_tier_of_two_brokers(tier: Small) -> None:
     index = Index(T0)
     for record in other.records:
         index.add(record, "k")
-    made.upload(tier.root, index.compacted(), broker="broker-b")
+    tiers.upload(tier.root, index.compacted(), broker="broker-b")
     verify_result = verified(tier.home)
     assert troubles(verify_result) == []
     assert "has no entries of broker 'broker-b'" in " ".join(finding.detail
@@ -445,7 +445,7 @@ def test_the_tier_of_two_brokers(tier: Small) -> None:
     assert verify_result.coverage.messages == 9
     body(tier)
     assert verified(tier.home, options=Options(broker="broker-b")).ok
-    made.write_metadata(tier.home, {made.TOPIC: 0}, [other], None)
+    tiers.write_metadata(tier.home, {tiers.TOPIC: 0}, [other], None)
     tier.local_path.unlink()
     verify_result = verified(tier.home, options=Options(broker="broker-b"))
     assert verify_result.coverage.items_proven == 4
@@ -511,7 +511,7 @@ def test_other_index_numbers_are_found_from_the_file(tmp_path: Path) -> None:
     for _ in range(6):
         index.add(queue.put(b"", KEYS="a"), "a")
     queue.write(tmp_path / "tieredstore")
-    made.write_metadata(tmp_path, TOPICS | {OTHER: 4}, [queue])
+    tiers.write_metadata(tmp_path, TOPICS | {OTHER: 4}, [queue])
     (tmp_path / "tiered_index_file").mkdir()
     (tmp_path / "tiered_index_file" / str(T0)).write_bytes(index.open_form())
     verify_result = verified(tmp_path)

@@ -17,8 +17,8 @@ from rmqctl.ext.tiered.verify.keys import BUCKETS, KeySpool, folded
 from rmqctl.ext.tiered.verify.units import SeenOffsets, TierUnits
 from rmqctl.ext.tiered.verify.verify import Options
 from rmqctl.formats.tiered import index
-from tests.tiered import made
-from tests.tiered.made import T0, Queue
+from tests.tiered import tiers
+from tests.tiered.tiers import T0, Queue
 from tests.tiered.verifying import categories, small, verified
 
 ROW = np.dtype([("mark", np.uint64), ("value", np.int32)])
@@ -102,7 +102,7 @@ def test_units_by_queue_offset(tmp_path: Path, seed: int) -> None:
     queue.write(tmp_path)
     chance = random.Random(seed)
     with Tier.open(str(tmp_path)) as tier:
-        flat = tier.queue(made.TOPIC, 0)
+        flat = tier.queue(tiers.TOPIC, 0)
         assert flat is not None
         units = TierUnits(flat)
         wanted = [chance.randrange(900, 1400) for _ in range(200)] + [-5, 1 << 60, 1000, 1299]
@@ -126,7 +126,7 @@ def test_units_around_a_missing_segment(tmp_path: Path) -> None:
     queue.write(tmp_path)
     queue.units_path(tmp_path, 1).unlink()
     with Tier.open(str(tmp_path)) as tier:
-        flat = tier.queue(made.TOPIC, 0)
+        flat = tier.queue(tiers.TOPIC, 0)
         assert flat is not None
         units = TierUnits(flat)
         assert [(start, len(rows)) for start, rows in units.blocks()] == [(0, 10), (20, 10)]
@@ -144,7 +144,7 @@ def test_two_tears(tmp_path: Path) -> None:
         queue.put(b"x" * number)
     queue.write(tmp_path)
     with Tier.open(str(tmp_path)) as tier:
-        flat = tier.queue(made.TOPIC, 0)
+        flat = tier.queue(tiers.TOPIC, 0)
         assert flat is not None
         units = TierUnits(flat)
         units.find_tears()
@@ -159,7 +159,7 @@ def test_two_tears(tmp_path: Path) -> None:
 def test_more_processes_find_the_same(tmp_path: Path, damaged: bool) -> None:
     tier = small(tmp_path)
     for number in range(5):
-        other = Queue(made.TOPIC, 10 + number)
+        other = Queue(tiers.TOPIC, 10 + number)
         for _ in range(4):
             other.put(b"x" * number, KEYS="k", UNIQ_KEY=f"q{number}")
         other.write(tier.root)

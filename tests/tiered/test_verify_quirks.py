@@ -10,8 +10,8 @@ import pytest
 
 from rmqctl.ext.tiered.verify.verify import VerifyResult
 from rmqctl.formats.local import message
-from tests.tiered import made
-from tests.tiered.made import T0, Index, Queue, segment_name
+from tests.tiered import tiers
+from tests.tiered.tiers import T0, Index, Queue, segment_name
 from tests.tiered.verifying import categories, informed, small, troubles, verified
 
 NEVER = (1 << 63) - 1
@@ -22,8 +22,8 @@ def written(home: Path, queue: Queue, *uploaded: bytes,
     """The tier of one queue, verified."""
     queue.write(home / "tieredstore")
     if uploaded:
-        made.upload(home / "tieredstore", *uploaded)
-    made.write_metadata(home, {made.TOPIC: 0}, [queue], metadata)
+        tiers.upload(home / "tieredstore", *uploaded)
+    tiers.write_metadata(home, {tiers.TOPIC: 0}, [queue], metadata)
     return verified(home)
 
 
@@ -64,10 +64,10 @@ def test_orphans_are_counted_and_reported(tmp_path: Path) -> None:
     queue.orphan(b"\x7f" * 77)
     # A batch whose units were lost in a crash, and the same messages written again behind it.
     at = queue.log_end
-    lost = made.record(1, at, body=b"again", when=T0 + 1000)
+    lost = tiers.record(1, at, body=b"again", when=T0 + 1000)
     queue.orphan(message.build(lost))
     queue.put(b"again")
-    tail = made.record(2, queue.log_end, body=b"tail", when=T0 + 1000)
+    tail = tiers.record(2, queue.log_end, body=b"tail", when=T0 + 1000)
     queue.orphan(message.build(tail))
     verify_result = written(tmp_path, queue)
     assert verify_result.ok
@@ -89,7 +89,7 @@ def test_ipv6_times(tmp_path: Path) -> None:
         raw = int.from_bytes(message.build(put_message)[56:64], signed=True)
         diff = abs(raw - T0) // 1000 * (1 if raw >= T0 else -1)
         wrapped = (diff + (1 << 31)) % (1 << 32) - (1 << 31)
-        index.items.append((made.index_hash(made.TOPIC, f"k{number}"), 0, 0,
+        index.items.append((tiers.index_hash(tiers.TOPIC, f"k{number}"), 0, 0,
                             put_message.physical_offset,
                             put_message.total_size, wrapped))
     verify_result = written(tmp_path, queue, index.compacted(), metadata={0: index})
@@ -106,7 +106,7 @@ def test_expired_heads(tmp_path: Path) -> None:
     queue.write(tmp_path / "tieredstore")
     queue.log_path(tmp_path / "tieredstore").unlink()
     del queue.logs[0]
-    made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue])
+    tiers.write_metadata(tmp_path, {tiers.TOPIC: 0}, [queue])
     verify_result = verified(tmp_path)
     assert verify_result.ok
     assert informed(verify_result) == {"tiered-cq-expired"}
@@ -122,7 +122,7 @@ def test_a_commit_log_that_began_anew(tmp_path: Path) -> None:
         queue.put(b"new")
     queue.records = queue.records[5:]
     queue.write(tmp_path / "tieredstore")
-    made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue])
+    tiers.write_metadata(tmp_path, {tiers.TOPIC: 0}, [queue])
     metadata = tmp_path / "config/tieredStoreMetadata.json"
     value = json.loads(metadata.read_text())
     entry = value["consumeQueueFileSegmentTable"]["broker-a/orders/0"]["0"]
@@ -176,7 +176,7 @@ def test_a_torn_write_that_was_repeated_behind_its_part(tmp_path: Path, part: in
     # Messages of later rounds: they say where they lie, their units lead to where they should.
     for number in range(8, 10):
         at = queue.log_end
-        record = made.record(number, at, body=b"later", when=T0 + 1000 * number)
+        record = tiers.record(number, at, body=b"later", when=T0 + 1000 * number)
         log.extend(message.build(record))
         queue.units[0][1].extend(struct.pack(">qiq", at - part, record.total_size, 0))
     verify_result = written(tmp_path, queue)
@@ -194,7 +194,7 @@ def test_what_a_crash_leaves_of_the_metadata(tmp_path: Path) -> None:
     for _ in range(3):
         queue.put()
     queue.write(tmp_path / "tieredstore")
-    made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue])
+    tiers.write_metadata(tmp_path, {tiers.TOPIC: 0}, [queue])
     path = tmp_path / "config/tieredStoreMetadata.json"
     value = json.loads(path.read_text())
     for table in ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable"):
@@ -248,7 +248,7 @@ def test_hashes_of_newer_brokers(tmp_path: Path) -> None:
     negative = 0
     for number in range(40):
         key = f"key-{number}"
-        negative += made.java_hash(f"{made.TOPIC}#{key}") < 0
+        negative += tiers.java_hash(f"{tiers.TOPIC}#{key}") < 0
         index.add(queue.put(b"x", KEYS=key), key, masked=True)
     assert negative > 5
     verify_result = written(tmp_path, queue, index.compacted(), metadata={0: index})
@@ -271,8 +271,8 @@ def test_an_end_that_is_the_host_of_an_ipv6_message(tmp_path: Path) -> None:
     raw = bytearray(index.compacted())
     struct.pack_into(">q", raw, 12, 0x20010DB800000000)
     queue.write(tmp_path / "tieredstore")
-    made.upload(tmp_path / "tieredstore", bytes(raw))
-    path = made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue], {0: index})
+    tiers.upload(tmp_path / "tieredstore", bytes(raw))
+    path = tiers.write_metadata(tmp_path, {tiers.TOPIC: 0}, [queue], {0: index})
     value = json.loads(path.read_text())
     entry = value["indexFileSegmentTable"]["broker-a/rmq_sys_INDEX/0"]["0"]
     entry["endTimestamp"] = 0x20010DB800000000
@@ -305,8 +305,8 @@ def test_the_form_of_5_1(tmp_path: Path) -> None:
     queue, index = keyed("a", "b", "c", "a")
     raw = old_form(index)
     queue.write(tmp_path / "tieredstore")
-    made.upload(tmp_path / "tieredstore", raw)
-    made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue], {0: index})
+    tiers.upload(tmp_path / "tieredstore", raw)
+    tiers.write_metadata(tmp_path, {tiers.TOPIC: 0}, [queue], {0: index})
     path = tmp_path / "config/tieredStoreMetadata.json"
     value = json.loads(path.read_text())
     value["indexFileSegmentTable"]["broker-a/rmq_sys_INDEX/0"]["0"]["size"] = len(raw)
@@ -322,7 +322,7 @@ def test_an_open_file_of_5_1(tmp_path: Path) -> None:
     heads, items = [-1] * slots, b""
     for number, record in enumerate(queue.records):
         key = record.properties.decode().split("\1")[1].rstrip("\2")
-        hashed = made.index_hash(made.TOPIC, key)
+        hashed = tiers.index_hash(tiers.TOPIC, key)
         items += struct.pack(">iiiqiii", hashed, 0, 0, record.physical_offset, record.total_size,
                              record.store_timestamp - T0, heads[hashed % slots])
         heads[hashed % slots] = number
@@ -330,7 +330,7 @@ def test_an_open_file_of_5_1(tmp_path: Path) -> None:
     raw += b"".join(struct.pack(">ii", head, 0) for head in heads) + items
     raw = raw.ljust(40 + 8 * slots + 32 * room, b"\0") + b"\xff" * 4
     queue.write(tmp_path / "tieredstore")
-    made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue])
+    tiers.write_metadata(tmp_path, {tiers.TOPIC: 0}, [queue])
     (tmp_path / "tiered_index_file").mkdir()
     (tmp_path / "tiered_index_file/0000").write_bytes(raw)
     verify_result = verified(tmp_path)
@@ -346,8 +346,8 @@ def test_items_of_expired_messages_and_removed_topics(tmp_path: Path) -> None:
     queue.write(tmp_path / "tieredstore")
     queue.log_path(tmp_path / "tieredstore").unlink()
     del queue.logs[0]
-    made.upload(tmp_path / "tieredstore", index.compacted())
-    made.write_metadata(tmp_path, {made.TOPIC: 0, "later": 2}, [queue], {0: index})
+    tiers.upload(tmp_path / "tieredstore", index.compacted())
+    tiers.write_metadata(tmp_path, {tiers.TOPIC: 0, "later": 2}, [queue], {0: index})
     verify_result = verified(tmp_path)
     assert troubles(verify_result) == []
     assert informed(verify_result) >= {"tiered-index-expired", "tiered-cq-expired"}
@@ -397,7 +397,7 @@ def test_what_a_crash_leaves_beside_the_open_index_file(tmp_path: Path) -> None:
 def test_a_removed_segment_that_metadata_still_has(tmp_path: Path) -> None:
     queue, _ = keyed("a")
     queue.write(tmp_path / "tieredstore")
-    path = made.write_metadata(tmp_path, {made.TOPIC: 0}, [queue])
+    path = tiers.write_metadata(tmp_path, {tiers.TOPIC: 0}, [queue])
     value = json.loads(path.read_text())
     table = value["commitLogFileSegmentTable"]["broker-a/orders/0"]
     table["77777"] = table["0"] | {"baseOffset": 77777, "status": 2}

@@ -11,14 +11,14 @@ import pytest
 
 from rmqctl.formats.local import message
 from tests.support.share import every
-from tests.tiered import made
-from tests.tiered.made import T0, Queue
+from tests.tiered import tiers
+from tests.tiered.tiers import T0, Queue
 from tests.tiered.verifying import VerifyResult, verified
 
 
 def found_in(queue: Queue, home: Path) -> VerifyResult:
     queue.write(home / "tieredstore")
-    made.write_metadata(home, {made.TOPIC: 0}, [queue])
+    tiers.write_metadata(home, {tiers.TOPIC: 0}, [queue])
     return verified(home)
 
 
@@ -107,7 +107,7 @@ def test_a_message_of_the_block_proves_a_shift(first: int, lost: int | None,
     log[start:] = block[:part] + block
     for number in range(first + 2, first + 4):
         at = queue.log_end
-        record = made.record(number, at, body=b"later", when=T0 + 1000 * number)
+        record = tiers.record(number, at, body=b"later", when=T0 + 1000 * number)
         log.extend(message.build(record))
         queue.units[0][1].extend(struct.pack(">qiq", at - part, record.total_size, 0))
     queue.roll_log()

@@ -9,11 +9,11 @@ from rmqctl.checks.findings import INFO, Finding
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.ext.tiered.verify.verify import Options, TierVerification, VerifyResult, verdict
 from rmqctl.store.store import Store
-from tests.tiered import made
-from tests.tiered.made import T0, Index, Queue
+from tests.tiered import tiers
+from tests.tiered.tiers import T0, Index, Queue
 
 OTHER = "帐单"
-TOPICS = {made.TOPIC: 0, OTHER: 1}
+TOPICS = {tiers.TOPIC: 0, OTHER: 1}
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Small:
     @property
     def index_path(self) -> Path:
         folder = Queue("rmq_sys_INDEX").folder(self.root) / "INDEX"
-        return folder / made.segment_name(0)
+        return folder / tiers.segment_name(0)
 
     @property
     def local_path(self) -> Path:
@@ -45,10 +45,10 @@ class Small:
     def write(self) -> None:
         for queue in self.queues:
             queue.write(self.root)
-        made.upload(self.root, self.uploaded.compacted(), b"")
+        tiers.upload(self.root, self.uploaded.compacted(), b"")
         self.local_path.parent.mkdir(exist_ok=True)
         self.local_path.write_bytes(self.local.open_form())
-        made.write_metadata(self.home, TOPICS, self.queues, {0: self.uploaded})
+        tiers.write_metadata(self.home, TOPICS, self.queues, {0: self.uploaded})
 
 
 def small(home: Path, *, write: bool = True) -> Small:

@@ -25,7 +25,7 @@ FOLDER = ROOT / "tests" / "transcripts" / "track-record"
 TABLE = FOLDER / "README.md"
 BEGIN, END = "<!-- stores: written by python -m tests.track_record.pages -->", "<!-- end -->"
 WIDTH = 100
-KNOWN = {spec.name for spec in REGISTRY}
+COMMANDS = {spec.name for spec in REGISTRY}
 
 # What is not the same every time: when a repair was made, and what a file system makes of its size.
 MASKS = (
@@ -51,9 +51,9 @@ def commands(case: Case) -> list[tuple[str, list[str]]]:
     ]
     if case.left:  # nothing is changed: it would all come once more
         sections = sections[:3]
-    if ("recover",) not in KNOWN:
+    if ("recover",) not in COMMANDS:
         sections = sections[:2]
-    if ("preflight",) not in KNOWN:
+    if ("preflight",) not in COMMANDS:
         sections = [(title, [line for line in lines if not line.startswith("preflight")])
                     for title, lines in sections]
     return [(title, lines) for title, lines in sections if lines]
@@ -63,7 +63,7 @@ def page(case: Case) -> str:
     """A page without answers."""
     parts = [f"# {case.title}", _wrapped(f"{case.link}. {case.saw}"), _wrapped(case.state),
              f"store: track-record/{case.name}"]
-    if ("recover",) in KNOWN:
+    if ("recover",) in COMMANDS:
         parts += [f"mask: {mask}" for mask in MASKS]
     for title, lines in commands(case):
         block = "\n".join(f"$ rmqctl {line}" for line in lines)
@@ -119,8 +119,8 @@ def table(root: Path) -> str:
 
 def _columns() -> list[str]:
     columns = ["issue", "store", "`rmqctl verify`"]
-    columns += ["a broker's start"] * (("preflight",) in KNOWN)
-    return columns + ["`rmqctl recover`"] * (("recover",) in KNOWN)
+    columns += ["a broker's start"] * (("preflight",) in COMMANDS)
+    return columns + ["`rmqctl recover`"] * (("recover",) in COMMANDS)
 
 
 def line(case: Case, root: Path) -> str:
@@ -153,7 +153,7 @@ def verify_categories(case: Case, root: Path) -> str:
 
 def started(case: Case, root: Path) -> str:
     """What a start of each broker would cost."""
-    if ("preflight",) not in KNOWN:
+    if ("preflight",) not in COMMANDS:
         return ""
     costs = {version: _cost(_json(case, root, "preflight", "--broker-version", version))
              for version in case.versions}
@@ -176,7 +176,7 @@ def _cost(document: dict[str, Any]) -> str:
 
 def recovered(case: Case, root: Path) -> str:
     """How many messages recover cannot bring back, or what it leaves to do by hand."""
-    if ("recover",) not in KNOWN or case.left:
+    if ("recover",) not in COMMANDS or case.left:
         return case.left
     plan = _json(case, root, "recover")
     lost, actions = len(plan["messages_lost"]), len(plan["actions"])

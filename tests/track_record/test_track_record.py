@@ -77,7 +77,7 @@ def test_a_store_is_the_same_every_time(store_of, name):
         snapshot.take(second, inodes=False)) == []
 
 
-needs_recover = pytest.mark.skipif(("recover",) not in pages.KNOWN, reason="no recover yet")
+needs_recover = pytest.mark.skipif(("recover",) not in pages.COMMANDS, reason="no recover yet")
 
 
 @needs_recover

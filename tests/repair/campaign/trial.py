@@ -37,7 +37,7 @@ SOURCES = (NONE, NONE, NONE, *REPLICAS, *SPLITS, *FORMS)
 CORRECT = ("bit", "bit", "byte", "off")
 _WITHOUT_ROWS = ("no rows", "nothing")
 """There nothing proves that whole records of an earlier life are not of the log."""
-_MADE = 40
+_GENERATED = 40
 """How many stores there are of each kind that is made."""
 
 _REPEATED = "a queue offset that an earlier message of the queue already has"
@@ -90,7 +90,8 @@ def case(seed: int, kind: str | None = None, source: str | None = None) -> Case:
     result = source in SPLITS or luck.random() < 0.7
     return Case(seed, kind or by_luck[0], source, luck.choice(damages.STATES),
                 luck.choice(CORRECT), luck.random() < 0.2,
-                luck.choice(stores.GENERATED if result else stores.GOLDEN), luck.randrange(_MADE))
+                luck.choice(stores.GENERATED if result else stores.GOLDEN),
+                luck.randrange(_GENERATED))
 
 
 def base_of(case: Case, folder: Path, unpacked: Callable[[str], Path]) -> Base:

@@ -180,11 +180,11 @@ def _is_kept(now: bytes | None, raw: bytes) -> bool:
     if now is None or now == raw:
         return now is not None
     first, other = decode(now), decode(raw)
-    return _said(first) == _said(other) and other == replace(
+    return _content(first) == _content(other) and other == replace(
         first, total_size=other.total_size, properties=other.properties)
 
 
-def _said(record: Record) -> bytes:
+def _content(record: Record) -> bytes:
     """The properties without empty ones and without an appended CRC, which is set again."""
     raw = build(record)
     text = record.properties[:-append_crc.SIZE] if append_crc.verify(raw) else record.properties
