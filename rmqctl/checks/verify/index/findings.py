@@ -12,7 +12,8 @@ index.md §2-§6).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from rmqctl import vfs
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import Context
-from rmqctl.checks.verify.index.keys import KeyTally
+from rmqctl.checks.verify.index.keys import KeyCheck, KeyTally
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
@@ -32,7 +33,7 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index.entries import EntryPlace, OpenedFile
+from rmqctl.store.index.entries import AllIndexEntries, EntryPlace, OpenedFile
 from rmqctl.store.index.files import IndexFile
 from rmqctl.store.index.shape import UnknownShapeError
 from rmqctl.store.store import Store
@@ -58,12 +59,26 @@ def index_findings(context: Context) -> Iterator[Finding]:
             file=context.store.path("index"), offset=0, count=context.result.keyed,
             severity=repairs.severity)
         return
-    tally.settle()
+    late = {*tally.late, *_late(context, tally.settle()[:MAX_SINGLE])}
     yield from _extra(context)
     yield from _missing(context)
-    for physical, when, place in tally.late[:MAX_SINGLE]:
+    for physical, when, place in sorted(late, key=lambda entry: entry[2])[:MAX_SINGLE]:
         yield _entry(tally.files, place, "index-time", "time_diff",
                      f"time {time_text(when)} differs from the message at {physical}")
+
+
+def _late(context: Context, paired_entries: Sequence[tuple[int, int, EntryPlace]]) -> list[
+        tuple[int, int, EntryPlace]]:
+    """Return the entries with a wrong time among those that were paired last."""
+    if not paired_entries:
+        return []
+    records = [context.store.log.record_at(physical) for physical, _, _ in paired_entries]
+    pairs = [(entry, record.store_timestamp) for entry, record in zip(
+        paired_entries, records, strict=True) if record is not None]
+    with closing(AllIndexEntries(context.store)) as entries, suppress(StoreIOError):
+        return KeyCheck(entries, 0).late_of([entry for entry, _ in pairs], np.array(
+            [time for _, time in pairs], np.int64))
+    return []
 
 
 def _extra(context: Context) -> Iterator[Finding]:

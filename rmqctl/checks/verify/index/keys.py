@@ -8,6 +8,7 @@ collected and paired at the end.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,19 +47,23 @@ class KeyTally:
         self.unlisted_from = min(self.unlisted_from, other.unlisted_from)
         self.unlisted_missing += other.unlisted_missing
 
-    def settle(self) -> None:
-        """Pair the unmatched entries of one block with the unmatched keys of another."""
+    def settle(self) -> list[tuple[int, int, EntryPlace]]:
+        """Pair the unmatched entries of one block with the unmatched keys of another. Return these
+        entries; their times were not compared.
+        """
         if not self.extra or not self.missing:
-            return
+            return []
         wanted = Counter(self.missing)
-        extra = []
+        extra, paired_entries = [], []
         for entry in self.extra:
             if wanted.get(entry[:2], 0) > 0:
                 wanted[entry[:2]] -= 1
+                paired_entries.append(entry)
             else:
                 extra.append(entry)
         self.extra = extra
         self.missing = sorted(wanted.elements())
+        return paired_entries
 
 
 def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -126,6 +131,19 @@ class KeyCheck:
                 self._compare(physical, key_hash, store_time, end)
         except StoreIOError:
             self.unreadable = True
+
+    def late_of(self, paired_entries: Sequence[tuple[int, int, EntryPlace]],
+                store_times: Array) -> list[tuple[int, int, EntryPlace]]:
+        """Return those entries that `KeyTally.settle` paired and whose time differs from the store
+        time (ms) of their message.
+        Raises: StoreIOError.
+        """
+        positions = np.array([self.entries.starts[place.file] + place.entry - 1
+                              for _, _, place in paired_entries], np.int64)
+        read = [self.entries.read(position, 1) for position in positions.tolist()]
+        if read:
+            self._times(np.concatenate(read), store_times, positions)
+        return self.tally.late
 
     def passed(self, position: int, extra: Array) -> None:
         """Record that the index entries before entry number ``position`` match the keys, except
