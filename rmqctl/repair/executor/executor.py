@@ -28,7 +28,6 @@ from rmqctl.repair.executor import undo as undoing
 from rmqctl.repair.executor.apply_step import ChangedError, StepApplier
 from rmqctl.repair.executor.check_plan import is_fulfilled
 from rmqctl.repair.executor.journal import (
-    ACTIONS_LOG,
     FOLDER,
     Journal,
     backup_folder,
@@ -48,7 +47,7 @@ from rmqctl.repair.executor.staging import Staging, clear, clear_abandoned
 from rmqctl.repair.executor.undo import Progress, Undone
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.targets import refuse_foreign_links
-from rmqctl.store.repair_losses import PRUNED
+from rmqctl.store.repair_losses import ACTIONS_LOG, PRUNED
 from rmqctl.store.store import Store
 
 SCRATCH = "scratch"
