@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rmqctl.formats.local.message import fixed_field
@@ -88,3 +92,17 @@ def test_many_damaged_records_are_judged_as_one_would_be(
     # Without any answer of its own, each record is classified by itself.
     monkeypatch.setattr(Led, "span", lambda *_: None)
     assert led == [frames_of(store, whole=whole, part=part) for whole, part in ways]
+
+
+def test_entries_that_claim_everything_take_little_memory() -> None:
+    """Entries are not to be trusted: each claims the rest of the buffer."""
+    data = random.Random(1).randbytes(1 << 20)
+    places = np.arange(0, len(data) - 1000, 17)
+    source: Any = SimpleNamespace(base=0, witness=SimpleNamespace(
+        rows=lambda _start, _end: (places, len(data) - places)))
+    tracemalloc.start()
+    led = Led(source, memoryview(data), 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert not len(led.lost)
+    assert peak < 64 << 20

@@ -85,10 +85,13 @@ class Led:
 
     def _add_up_as(self, version: int, at: Array, size: Array) -> Array:
         """Return the same for one version, by the lengths: whether copies with the right header are
-        intact frames.
+        intact frames. Records do not overlap, so after twice the buffer's bytes all are False.
         """
+        sums: Array = np.zeros(len(at), bool)
+        at = at[:int(np.searchsorted(np.cumsum(size), 2 * len(self._data), "right"))]
+        size = size[:len(at)]
         if not len(at):
-            return np.zeros(0, bool)
+            return sums
         copies = np.frombuffer(bytearray().join(
             self._data[start:start + length]
             for start, length in zip(at.tolist(), size.tolist(), strict=True)), np.uint8)
@@ -99,7 +102,8 @@ class Led:
             raw = values.astype(f">i{field.size}" if name != "magic" else ">u4")
             copies[start[:, None] + field.offset + np.arange(field.size)] = raw.view(
                 np.uint8).reshape(-1, field.size)
-        return examine(copies, 0, start)[1]
+        sums[:len(at)] = examine(copies, 0, start)[1]
+        return sums
 
     def _number(self, at: int) -> int | None:
         """Return the index of the frame at a position in the buffer; None if no entry points to
