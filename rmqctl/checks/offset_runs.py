@@ -94,7 +94,7 @@ class OffsetRuns:
         if len(runs):
             others = others[np.searchsorted(others[:, 1], runs[0, 0], "right"):
                             np.searchsorted(others[:, 0], runs[-1, 1])]
-        if len(others):
+        if len(runs) and len(others):
             # Between two borders, the offsets are in neither or in the same sets.
             borders = np.unique(np.concatenate([runs, others]))
             first = borders[:-1]
