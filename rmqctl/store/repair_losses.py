@@ -141,8 +141,8 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
 
 def config_repairs(root: str) -> tuple[list[str], list[str]]:
     """Return (the configuration files that a repair rebuilt from messages and that were not written
-    again later, those that a repair moved aside and that were created again). Only the newest
-    actions are read.
+    again later, those that a repair moved aside and that were created again; without pruned
+    repairs). Only the newest actions are read.
     """
     rebuilt: dict[str, int] = {}
     aside: dict[str, int] = {}
@@ -156,7 +156,9 @@ def config_repairs(root: str) -> tuple[list[str], list[str]]:
             continue
         try:
             action = json.loads(line)
-            if action["state"] == "applied" and _CONFIG.fullmatch(action["target"]):
+            if (action["state"] == "applied" and _CONFIG.fullmatch(action["target"])
+                    and _ID.fullmatch(action["id"])
+                    and vfs.isdir(os.path.join(root, REPAIRS, action["id"]))):
                 times = {"rebuild": rebuilt, "move aside": aside}.get(action["action"], {})
                 times[action["target"]] = _count(action["time"])
         except (ValueError, KeyError, TypeError, RecursionError):

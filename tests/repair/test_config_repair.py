@@ -150,6 +150,8 @@ def test_offsets_that_nothing_tells_are_not_guessed(tmp_path: Path) -> None:
     run("offsets", "reset", store, "--group", "billing", "--topic", "orders", "--to", "1",
         "--apply", "--yes").expect(0)
     assert "a repair moved consumer offsets aside" in run("doctor", store, *SIZES).out
+    run("undo", store, "--prune", "0s", "--apply", "--yes").expect(0)
+    assert "a repair moved consumer offsets aside" not in run("doctor", store, *SIZES).out
 
 
 def test_what_is_missing_without_a_backup_only_by_name(tmp_path: Path) -> None:
