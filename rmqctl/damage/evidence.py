@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -39,6 +39,8 @@ _MAX_RUNS = 400
 _AHEAD = 512
 """Number of entries read at once, starting at a hole, because the next hole is often close to it.
 """
+_FEW = 8
+"""Fewer holes than this are read one by one."""
 _BACK = 1 << 12
 """Number of positions before the expected one that are searched for a message's entry."""
 
@@ -236,7 +238,12 @@ class Gatherer:
         end = queue.disk_end
         entries = _Entries(queue, self._low, end)
         behind = {run.low: (run, after) for run, after in pairwise((*runs, None)) if run}
+        single = {} if self._by_column or self._yielded else self._single(queue, key, end)
         for hole in self.holes[key]:
+            if hole.first in single:
+                if (entry := single[hole.first]) is not None:
+                    yield FoundRow(key, hole.first, *entry)
+                continue
             # The rows that may be of the hole: sound, and between its neighbours in the log.
             columns: list[tuple[Array, Array, Array]] = []
             early = _early(queue, hole)
@@ -279,6 +286,41 @@ class Gatherer:
                     page_start = high
             yield from _rows(key, offset[page_start:most], physical[page_start:most],
                              size[page_start:most])
+
+    def _single(self, queue: ConsumeQueue, key: QueueKey, end: int) -> dict[
+            int, tuple[int, int] | None]:
+        """Return (physical offset, size) of the entries in holes of one entry, by queue offset.
+
+        The value is None if the entry cannot be of the hole. Holes that need a closer look are
+        omitted. All entries are read by column, because a log may have very many such holes.
+        """
+        holes = [hole for hole in self.holes[key] if hole.inner and hole.end == hole.first + 1
+                 and queue.first_index < hole.first < end]
+        if len(holes) < _FEW:
+            return {}
+        first, low, high = (np.array(column, np.int64) for column in zip(*(
+            (hole.first, hole.low, hole.high) for hole in holes), strict=True))
+        before, own, size, sound = (np.zeros(len(holes), np.int64) for _ in range(4))
+        at = 0
+        with suppress(StoreIOError):  # the closer look reports it
+            while at < len(holes):
+                start = int(first[at]) - 1
+                rows = queue.units(start, _AHEAD)
+                until = int(np.searchsorted(first, start + max(2, len(rows))))
+                if len(rows) >= 2:
+                    index = first[at:until] - start
+                    inside = rows[index]
+                    before[at:until] = rows["physical_offset"][index - 1]
+                    own[at:until], size[at:until] = inside["physical_offset"], inside["size"]
+                    sound[at:until] = 1 + (valid(inside) & (inside != np.array(
+                        tuple(FILLER), inside.dtype)))
+                at = until
+        # The entry before is of the message before, and the own entry points between both.
+        clear = (sound > 0) & (before == low) & (own != high) & (own < self._end)
+        good = (sound == 2) & (own >= self._low) & (own >= low) & (own < high)
+        entries = zip(own.tolist(), size.tolist(), strict=True)
+        return {hole.first: entry if fits else None for hole, entry, fits, is_clear in zip(
+            holes, entries, good.tolist(), clear.tolist(), strict=True) if is_clear}
 
     def _batched(self, key: QueueKey, queue: BatchQueue) -> Iterator[FoundRow]:
         rows = queue.all_used()

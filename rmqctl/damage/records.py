@@ -32,11 +32,12 @@ from rmqctl.formats.local.message import (
 from rmqctl.scan.damage.tails import MAX_TAIL, tails_of
 from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.resync import MAX_RECORD
-from rmqctl.scan.source import Source
+from rmqctl.scan.source import Nearby, Source
 
-_HEAD = {name: slice(field.offset, field.offset + field.size) for name in (
+FIELDS = {name: slice(field.offset, field.offset + field.size) for name in (
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")
     for field in [layout.field(Message, name)]}
+"""The bytes of the header fields that a repair may change."""
 _LENGTH = 4
 """Size in bytes of the body length field, which is the last field before the body."""
 _MULTI_DISPATCH = props.MULTI_DISPATCH.encode()
@@ -70,7 +71,8 @@ class Records:
         """
         if self._held is None or self._held[0] != number:
             self._opened.close()
-            self._held = number, self._opened.enter_context(self.parts[number].open())
+            source = self._opened.enter_context(self.parts[number].open())
+            self._held = number, Nearby(source)
         return self._held[1]
 
     def opened(self, physical: int) -> tuple[LogPart, Source]:
@@ -225,14 +227,14 @@ def unless_crc_differs(raw: bytes) -> bytes | None:
 
 def field_of(raw: bytes, name: str) -> int:
     """Return a header field of a record, as a signed integer."""
-    return int.from_bytes(raw[_HEAD[name]], "big", signed=True)
+    return int.from_bytes(raw[FIELDS[name]], "big", signed=True)
 
 
 def with_fields(raw: bytes, **values: int) -> bytes:
     """Return the bytes of a record with some header fields changed."""
     changed = bytearray(raw)
     for name, value in values.items():
-        where = _HEAD[name]
+        where = FIELDS[name]
         size = where.stop - where.start
         changed[where] = (value & (1 << 8 * size) - 1).to_bytes(size, "big")
     return bytes(changed)
@@ -252,7 +254,7 @@ def body_at(record: Record) -> int:
 
 def body_crc_at() -> int:
     """Return the offset of a record's body CRC from the record's start."""
-    return _HEAD["body_crc"].start
+    return FIELDS["body_crc"].start
 
 
 def body_crc(body: bytes) -> int:

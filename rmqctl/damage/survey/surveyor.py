@@ -335,26 +335,29 @@ class Surveyor:
         """
         offset, size = batch.offset, batch.column("total_size")
         when = batch.column("store_timestamp")
-        first = 0
         events: list[tuple[int, Callable[[], None] | None]] = [
             *between, *((place, None) for place in offset[bad].tolist())]
         events.sort(key=itemgetter(0))
         rows = np.searchsorted(offset, [place for place, _ in events])
         if len(rows):
             self._borders(batch, rows, bad)
-        for row, (place, tell) in zip([*rows.tolist(), len(offset)], [*events, (0, _nothing)],
-                                      strict=True):
-            if row > first:
-                self._pass(*(int(value) for value in (when[first], when[row - 1], offset[row - 1],
-                                                  size[row - 1])))
+        # Each event has intact messages [first, end) before it; columns are read at once.
+        end = np.append(rows, len(offset))
+        is_record = np.array([tell is None for _, tell in events], bool)
+        first = np.append(0, rows + is_record)
+        last = np.maximum(end - 1, 0)
+        columns = (column.tolist() for column in (
+            end > first, when[np.minimum(first, len(offset) - 1)], when[last], offset[last],
+            size[last], size[np.minimum(end, len(offset) - 1)]))
+        for (place, tell), passes, *passed, length in zip(
+                [*events, (0, _nothing)], *columns, strict=True):
+            if passes:
+                self._pass(*passed)
             if tell is not None:
                 tell()
-                first = row
             else:
-                length = int(size[row])
                 self._damage(Region(number, place, place + length, dirty=True,
                                     extents=[(place, length)]))
-                first = row + 1
 
     def _borders(self, batch: Batch, rows: Array, bad: Array) -> None:
         """Record the intact records next to the damage at ``rows``, and the first record of the

@@ -14,10 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqctl.checks.diff.differences import differences_of
-from rmqctl.damage.records import Records, dispatched, field_of
+from rmqctl.damage.records import FIELDS, Records, dispatched
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import append_crc, sysflag
-from rmqctl.formats.local.message import MIN_SIZE, Record, decode
+from rmqctl.formats.local.message import (
+    MIN_SIZE,
+    Record,
+    decode,
+    is_magic,
+    magic_at,
+    total_size_at,
+)
 from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
@@ -25,7 +32,7 @@ from rmqctl.store.store import Store
 
 _LENGTHS = frozenset({"total_size", "magic", "sys_flag"})
 _CRC = "body_crc"
-_WINDOW = 64 << 10
+_WINDOW = 1 << 20
 """Number of bytes of the log whose index entries are looked up together."""
 _HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offset", "sys_flag"
 """Fields to compare if the old bytes cannot be decoded as a record. If none of them changed, the
@@ -68,10 +75,11 @@ class Witnesses:
         if record is None or record.physical_offset != place:
             return None
         raw = self._stored(place, len(after))
-        before = _decoded(raw)
+        before = _decoded(raw) if len(raw) >= MIN_SIZE and is_magic(magic_at(raw)) and (
+            total_size_at(raw) == len(raw)) else None
         fields = tuple(differences_of(before, record)) if before is not None else tuple(
             name for name in _HEAD if len(raw) >= MIN_SIZE
-            and field_of(raw, name) != field_of(after, name))
+            and raw[FIELDS[name]] != after[FIELDS[name]])
         witnesses = [*self._rows(record), *self._index(record),
                      *self._crcs(record, after, raw, fields)]
         if before is not None and (before.body_crc ^ record.body_crc).bit_count() == 1 and (

@@ -74,13 +74,18 @@ from rmqctl.repair.salvage.mend.headers import mend_headers
 from rmqctl.repair.salvage.mend.moved import is_indexed, swapped_pages
 from rmqctl.repair.salvage.mend.properties import NO_ROOM, mend_properties
 from rmqctl.repair.salvage.mend.sealed import field_of_seal
-from rmqctl.repair.salvage.mend.topics import TopicEvidence, is_impossible, mend_topics
+from rmqctl.repair.salvage.mend.topics import (
+    CorrectedTopic,
+    TopicEvidence,
+    is_impossible,
+    mend_topics,
+)
 from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.resync import is_placed
-from rmqctl.scan.source import Source
+from rmqctl.scan.source import Nearby, Source
 from rmqctl.store.store import Store
 
 _PLACING = "total_size", "magic", "physical_offset"
@@ -254,7 +259,8 @@ class _Round:
             part = self._parts[number]
             if part.path is None and not part.pieces:
                 continue
-            with part.open() as source:
+            with part.open() as opened:
+                source = Nearby(opened)
                 for region in regions:
                     if region.dirty:
                         self._region(source, region, rows, places)
@@ -305,6 +311,9 @@ class _Round:
         head = source.read(position, max(0, min(room, 1 << 16)))
         if min(room, len(head)) < max(MIN_SIZE, START_SIZE):
             return 0
+        if len(rows) == 1 and start not in self._refused and (
+                led := self._as_led(start, head, rows, room)) is not None:
+            return self._restored(source, start, *led)
         stored = self._stored(source, start, room, head)
         by_flags = self._by_flags(region, start, stored, rows)
         if by_flags or start in self._refused:
@@ -336,20 +345,45 @@ class _Round:
                 shifted or not near or not _is_timely(region, record)))
             wrong = sum(field_of(head, name) != field_of(candidate, name) for name in _PLACING)
             if not self._supported(record, rows, foreign, shifted=shifted, wrong=wrong,
-                                   moved=self._may_be_of(stored_at)):
+                                   moved=foreign and self._may_be_of(stored_at)):
                 continue
-            self._confirmed[start] = len(candidate)
             raw = candidate if topic is None else build(record)
-            if source.read(position, len(raw)) != raw:
-                self._records.replace(start, raw)
-                if topic is not None:
-                    self._records.reasons[start] = topic.reason
-                elif are_odd(record.sys_flag):
-                    self._records.reasons[start] = (
-                        "lengths restored; its other system flags are unknown and stay marked as "
-                        "damaged")
-            return len(raw)
+            return self._restored(source, start, raw, record, topic)
         return self._by_crc(region, start, stored, rows) or self._by_twin(start, stored, rows)
+
+    def _as_led(self, start: int, head: bytes, rows: list[FoundRow], room: int) -> (
+            tuple[bytes, Record] | None):
+        """Return the record at ``start`` if its only entry proves size and place, and nothing
+        else in it is damaged.
+
+        This is the first candidate of `_candidates`, for the most frequent damage. The system flags
+        of a record with the right place and magic may be damaged, too, so it needs a closer look.
+        """
+        size, magic = rows[0].size, magic_at(head)
+        if not MIN_SIZE <= size <= min(room, len(head), MAX_BODY) or (
+                is_magic(magic) and field_of(head, "physical_offset") == start
+                and total_size_at(head) == size):
+            return None
+        raw = with_fields(head[:size], total_size=size, physical_offset=start,
+                          magic=magic if is_magic(magic) else next(iter(VERSIONS)))
+        record = whole_record(raw, start, self._survey.has_crcs)
+        if record is None or not self._is_led(record, rows) or is_impossible(record.topic):
+            return None
+        return raw, record
+
+    def _restored(self, source: Source, start: int, raw: bytes, record: Record,
+                  topic: CorrectedTopic | None = None) -> int:
+        """Write ``raw`` if the log has other bytes at ``start``, and return its size."""
+        self._confirmed[start] = len(raw)
+        if source.read(start - source.base, len(raw)) != raw:
+            self._records.replace(start, raw)
+            if topic is not None:
+                self._records.reasons[start] = topic.reason
+            elif are_odd(record.sys_flag):
+                self._records.reasons[start] = (
+                    "lengths restored; its other system flags are unknown and stay marked as "
+                    "damaged")
+        return len(raw)
 
     def _by_flags(self, region: Region, start: int, raw: bytes, rows: list[FoundRow]) -> int:
         """Restore a record if only its system flags are damaged. Return its size, or else 0."""
@@ -494,6 +528,13 @@ class _Round:
         return any(shift and (shift == own or (file_size and shift % file_size == 0))
                    for shift in (shift_of(source, other) for other in others))
 
+    def _is_led(self, record: Record, rows: list[FoundRow]) -> bool:
+        """Return whether an entry confirms a record."""
+        key = os.fsdecode(record.topic), record.queue_id
+        return any(row.key == key and row.count >= 1 and row.size == record.total_size and (
+            row.queue_offset <= record.queue_offset < row.queue_offset + row.count)
+            for row in rows)
+
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
                    moved: bool = False, shifted: bool = False, wrong: int = 0) -> bool:
         """Return whether a record can be trusted.
@@ -509,10 +550,7 @@ class _Round:
           entries, it is then not trusted.
         * ``wrong``: number of `_PLACING` fields that are wrong.
         """
-        key = os.fsdecode(record.topic), record.queue_id
-        if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
-                row.queue_offset <= record.queue_offset < row.queue_offset + row.count)
-               for row in rows):
+        if self._is_led(record, rows):
             return True
         if rows and sysflag.has_consume_queue_row(record.sys_flag):
             return False
