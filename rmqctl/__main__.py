@@ -9,8 +9,9 @@ from typing import Any
 
 _SELDOM = frozenset({"hashlib", "ipaddress", "numpy._core._add_newdocs",
                      "numpy._core._add_newdocs_scalars", "pdb", "pickle", "subprocess",
-                     "tokenize"})
-"""Modules that typer, construct and numpy import, but that few runs use: debuggers, docstrings."""
+                     "tokenize", "wcwidth"})
+"""Modules that typer, construct, numpy and tabulate import, but that few runs use: debuggers,
+docstrings, widths of characters."""
 
 
 class _Later:

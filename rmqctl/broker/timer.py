@@ -31,7 +31,7 @@ from rmqctl.formats.timer.timer_wheel import (
     SLOT_SIZE,
     SLOTS,
 )
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import TIMERCHECK, load_one
 from rmqctl.store.files import StoreFile, common_size, listing
@@ -426,7 +426,7 @@ def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array
     while len(heads):
         heads = heads[(heads >= 0) & (heads < end)]
         place = np.minimum(np.searchsorted(units.position, heads), len(units) - 1)
-        place = np.unique(place[units.position[place] == heads])
+        place = distinct(place[units.position[place] == heads])
         place = place[~reached[place]]
         reached[place] = True
         heads = units.previous[place]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 
 MAX_RUNS = 1 << 16
 """Maximum number of runs in a set. All further runs are dropped, and ``complete`` is False."""
@@ -96,7 +96,7 @@ class OffsetRuns:
                             np.searchsorted(others[:, 0], runs[-1, 1])]
         if len(runs) and len(others):
             # Between two borders, the offsets are in neither or in the same sets.
-            borders = np.unique(np.concatenate([runs, others]))
+            borders = distinct(np.concatenate([runs, others]))
             first = borders[:-1]
             runs = np.column_stack([first, borders[1:]])[self.has(first) & ~other.has(first)]
         left.add(runs[:, 0], runs[:, 1] - runs[:, 0])

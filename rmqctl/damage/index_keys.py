@@ -11,7 +11,7 @@ from rmqctl.damage.evidence import MAX_LISTED
 from rmqctl.damage.survey.survey import Region
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, entry_time
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.index.entries import AllIndexEntries, written
 from rmqctl.store.store import Store
 
@@ -78,7 +78,7 @@ def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places
 
     def chosen(physical: Array) -> Array:
         others = ~_among(physical, places) & (physical < end)
-        fresh = np.unique(physical[others])
+        fresh = distinct(physical[others])
         if len(fresh):
             seen.append(fresh)
             others &= sum(map(len, seen)) <= MAX_LISTED
@@ -87,7 +87,7 @@ def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places
     by_place: dict[int, list[IndexedKey]] = {}
     for physical, key in _keys(store, regions, chosen):
         by_place.setdefault(physical, []).append(key)
-    return by_place, len(np.unique(np.concatenate(seen))) if seen else 0
+    return by_place, len(distinct(np.concatenate(seen))) if seen else 0
 
 
 def _among(values: Array, ascending: Array) -> Array:

@@ -13,7 +13,7 @@ from rmqctl.export.buffers import Chunks, Origin
 from rmqctl.export.files import compact_json
 from rmqctl.export.spec import ORIGIN, Export
 from rmqctl.scan.columns import as_strings, message_columns
-from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.frames import Array, Batch, distinct
 from rmqctl.scan.tables import MESSAGE_COLUMNS
 from rmqctl.scan.text import PropertySegments
 from rmqctl.store.objects import PROPERTY
@@ -54,7 +54,7 @@ class ColumnBuffer:
         columns = self._columns_of(batch)
         self.size += columns.nbytes
         if not self._is_mixed:
-            count = 1 if (codes == codes[0]).all() else len(np.unique(codes))
+            count = 1 if (codes == codes[0]).all() else len(distinct(codes))
             self._is_mixed = count > _MAX_SPLIT and count * _MAX_SPLIT > len(codes)
         if self._is_mixed:
             self._mixed.append(columns)

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from rmqctl.export.attempt import Attempt, WriteError, drop
 from rmqctl.export.layout import Partitions, Values
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 
 _ROWS, _INDEX = "aside.rows", "aside.index"
 _MAX_OPEN = 64
@@ -130,7 +130,7 @@ def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int])
     large, so a chunk may span two batches.
     """
     ends, batch_ends = (np.cumsum(np.array(sizes, np.int64)) for sizes in (lengths, batches))
-    edges = np.unique(np.concatenate([np.zeros(1, np.int64), ends, batch_ends]))
+    edges = distinct(np.concatenate([np.zeros(1, np.int64), ends, batch_ends]))
     starts, sizes = edges[:-1], np.diff(edges)
     chunk = np.searchsorted(ends, starts, "right")
     batch = np.searchsorted(batch_ends, starts, "right")

@@ -382,14 +382,17 @@ def _cell(text: str, style: str) -> str:
 
 def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
             widths: Sequence[int], numeric: Sequence[bool]) -> list[str]:
-    from tabulate import tabulate
+    import tabulate
 
+    # The module for wide characters takes longer to load than most tables to lay out.
+    tabulate.WIDE_CHARS_MODE = not all(
+        text.isascii() for line in (headers, *cells) for text in line)
     # A header padded to the width makes tabulate keep that width on every page.
     tops = [
         padded(header, width - _HEADER_PADDING, right=right)
         for header, width, right in zip(headers, widths, numeric, strict=True)
     ]
-    text = tabulate(
+    text = tabulate.tabulate(
         cells,
         headers=tops,
         tablefmt=_TABULATE[style],

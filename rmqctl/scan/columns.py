@@ -32,7 +32,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.kernel import active
 from rmqctl.scan import text
-from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
+from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, distinct
 from rmqctl.scan.tables import FRAME_COLUMNS, LIST, MAP, MESSAGE_COLUMNS, MOMENT, Columns
 from rmqctl.scan.text import KnownTexts, PropertySegments, Texts, contiguous
 
@@ -317,10 +317,10 @@ def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Ar
     if count * width <= _DENSE:
         seen = np.zeros(count * width, bool)
         seen[code] = True
-        distinct = int(np.count_nonzero(seen))
+        different = int(np.count_nonzero(seen))
     else:
-        distinct = len(np.unique(code))
-    if distinct == len(code):
+        different = len(distinct(code))
+    if different == len(code):
         return None
     first = np.unique(code, return_index=True)[1]
     last = len(code) - 1 - np.unique(code[::-1], return_index=True)[1]

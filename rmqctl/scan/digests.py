@@ -12,7 +12,7 @@ import numpy as np
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import fixed_field
-from rmqctl.scan.frames import Array, Batch, gather_int
+from rmqctl.scan.frames import Array, Batch, distinct, gather_int
 
 _SEAL = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
 _SEPARATOR = ord(props.PROPERTY_SEPARATOR)
@@ -90,7 +90,7 @@ def _born_addresses(batch: Batch) -> Array:
     """
     bits = batch.column("sys_flag") & sysflag.BORN_HOST_V6
     out: Array = np.zeros(len(batch), np.int64)
-    for host_bits in np.unique(bits).tolist():
+    for host_bits in distinct(bits).tolist():
         address = fixed_field("born_host.address", host_bits)
         rows = np.flatnonzero(bits == host_bits)
         start = batch.start[rows] + address.offset

@@ -137,6 +137,17 @@ def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> A
     return out
 
 
+def distinct(values: Array) -> Array:
+    """Return the distinct values of an array, ascending.
+
+    `numpy.unique` would load numpy.ma, which takes longer than most commands need for this.
+    """
+    ordered = np.sort(values, axis=None)
+    is_first = np.ones(len(ordered), bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_first]
+
+
 def used_length(data: bytes) -> int:
     """Return the length of ``data`` without the zero bytes at its end.
 
@@ -425,7 +436,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     # rows have one variant, and a slice is enough instead of a gathered copy.
     columns = {name: np.zeros(count, np.int64) for name in _PLACES[1:]}
     groups: list[tuple[Any, RecordShape]] = []
-    alike = variant[:1] if len(variant) and (variant == variant[0]).all() else np.unique(variant)
+    alike = variant[:1] if len(variant) and (variant == variant[0]).all() else distinct(variant)
     variants = alike.tolist()
     for number in variants:
         shaped = shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS])

@@ -15,7 +15,7 @@ import numpy as np
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.kernel import active
-from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.frames import Array, Batch, distinct
 from rmqctl.scan.text import (
     Dictionary,
     FixedTexts,
@@ -198,10 +198,10 @@ def _key(keys: KeyNumbers, batch: Batch) -> Codes:
     marks = np.sort(rows[several] << 32
                     | hashes(properties.data, begin[several], size[several])[0] & _HASH)
     if (marks[1:] == marks[:-1]).any():  # perhaps a duplicate key
-        distinct = Dictionary()
-        number = distinct.encode(texts)
-        rows, number = np.divmod(np.unique(rows * len(distinct) + number), len(distinct))
-        codes = keys.of_texts(texts_of(distinct.texts))[number]
+        table = Dictionary()
+        number = table.encode(texts)
+        rows, number = np.divmod(distinct(rows * len(table) + number), len(table))
+        codes = keys.of_texts(texts_of(table.texts))[number]
     else:
         codes = keys.of_texts(texts)
     if not len(bare):

@@ -19,7 +19,7 @@ from rmqctl.checks.diff.differences import Difference
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.log.chain import NONE, Chain, ChainEntries, File
 from rmqctl.store.log.dledger import Node, UnitReader
 from rmqctl.store.store import Store
@@ -243,7 +243,7 @@ class Members:
             yield from self._compared(now)
 
     def _compared(self, parts: Sequence[ChainEntries]) -> Iterator[DifferingEntries]:
-        numbers = np.unique(np.concatenate([part.number for part in parts]))
+        numbers = distinct(np.concatenate([part.number for part in parts]))
         rows = [np.searchsorted(part.number, numbers) for part in parts]
         kinds, groups, terms = (np.zeros((len(parts), len(numbers)), np.int64) for _ in range(3))
         pos, end = (np.full(len(numbers), -1, np.int64) for _ in range(2))

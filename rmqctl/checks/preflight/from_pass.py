@@ -30,7 +30,7 @@ from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.checks.verify.queue.rows import QueueTally, merged
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.derived import is_queue_name
-from rmqctl.scan.frames import BLANK, ZERO, Array
+from rmqctl.scan.frames import BLANK, ZERO, Array, distinct
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
@@ -368,7 +368,7 @@ class _LossCount:
         """
         tally = self._tallies.get(number)
         covered = np.array([] if tally is None else merged(tally.covered), np.int64).reshape(-1, 2)
-        cut = np.unique(damaged)
+        cut = distinct(damaged)
         cut = cut[np.searchsorted(covered[:, 0], cut, "right")
                   > np.searchsorted(covered[:, 1], cut, "right")]
         runs = np.column_stack([np.sort(np.append(covered[:, 0], cut + 1)),

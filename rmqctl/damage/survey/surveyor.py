@@ -31,7 +31,7 @@ from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import appended_crcs, glued, unsound_texts
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges
-from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, examine
+from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch, Span, distinct, examine
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, LightQueues, dispatched_rows, skipped_rows
@@ -363,7 +363,7 @@ class Surveyor:
         """Record the intact records next to the damage at ``rows``, and the first record of the
         batch if it is intact.
         """
-        near = np.unique(np.concatenate((np.zeros(1, np.int64), rows - 1, rows, rows + 1)))
+        near = distinct(np.concatenate((np.zeros(1, np.int64), rows - 1, rows, rows + 1)))
         near = near[(near >= 0) & (near < len(batch))]
         near = near[~np.isin(near, bad)]
         flags = batch.column("sys_flag")[near] & sysflag.TRANSACTION_MASK
@@ -399,7 +399,7 @@ class Surveyor:
             if which[good].any() and len(offsets) < MAX_ODD:
                 offsets.extend(offset[good][which[good]].tolist())
         flags = batch.column("sys_flag")[good]
-        survey.flags.update({*np.unique(flags[flags & ~sysflag.KNOWN_BITS == 0]).tolist()})
+        survey.flags.update({*distinct(flags[flags & ~sysflag.KNOWN_BITS == 0]).tolist()})
         odd = flags[flags & ~sysflag.KNOWN_BITS != 0] & ~sysflag.KNOWN_BITS
         if len(odd):
             survey.count_unknown_bits(Counter(odd.tolist()))
@@ -448,7 +448,7 @@ class Surveyor:
             # Without a word from topics.json or a folder: the flag, and both numbers fit.
             inner &= (ranges[0] == first) & (ranges[1] > 1)
             self._result.inner_batch_topics.update(
-                os.fsdecode(self._topics.texts[number]) for number in np.unique(topic[inner]))
+                os.fsdecode(self._topics.texts[number]) for number in distinct(topic[inner]))
             if self._generation >= 5:
                 first = np.where(batched, ranges[0], first)
                 count = np.where(batched | inner, ranges[1], count)

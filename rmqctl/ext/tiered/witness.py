@@ -25,7 +25,7 @@ from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
 from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.damage.slots import queues, records_in
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.resync import provable
 from rmqctl.scan.source import LARGEST_RECORD, Past, QueueEnds
 from rmqctl.scan.walk import Walk
@@ -102,7 +102,7 @@ class KnownItems:
 
     def _of(self, queue_id: int) -> Iterator[tuple[TierIndexFile, Callable[[], Array]]]:
         if self._pages is None:
-            self._pages = [(file, read, np.unique(read()["queue_id"])) for file in self._files()
+            self._pages = [(file, read, distinct(read()["queue_id"])) for file in self._files()
                            for read in _blocks(file)]
         for file, read, queue_ids in self._pages:
             if queue_id in queue_ids:

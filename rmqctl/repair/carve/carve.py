@@ -28,7 +28,7 @@ from rmqctl.repair.carve.scan import Scan
 from rmqctl.repair.carve.sources import CarveSource, Input
 from rmqctl.repair.carve.spool import RecordSet, Spool, hosts_of, identity
 from rmqctl.scan import malloc_tuning
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.pages import BatchPage, Page, RecordPage
 from rmqctl.store.query.conditions import Condition
 
@@ -247,7 +247,7 @@ class Carving:
                     astray, doubt = (those & ~is_own for those in scan.pieces.judge(
                         rows["position"]))
                 free = ~(astray | doubt)
-                for shift in np.unique(shifts[free]).tolist():
+                for shift in distinct(shifts[free]).tolist():
                     of_log = rows[free & (shifts == shift)]
                     for part, is_doubtful in scan.doubts.sort(of_log, shift):
                         (self._doubtful if is_doubtful else log_shift).append(part)

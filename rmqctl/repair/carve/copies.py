@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from rmqctl.files.row_file import RowFile
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 
 _MAX_RUNS = 1 << 20
 _MAX_COPIES = 1 << 22
@@ -97,7 +97,7 @@ class ShiftQueues:
                 identities = chunk["identity"][(self._of_one(chunk) if of_one else self._of_several(
                     chunk)) & (chunk["identity"] % np.uint64(parts) == part)]
                 own.append(identities if of_one else identities[_among(identities, wanted)])
-            return np.unique(np.concatenate(own))
+            return distinct(np.concatenate(own))
 
         wanted: Array = np.zeros(0, np.uint64)
         wanted = some(of_one=True)

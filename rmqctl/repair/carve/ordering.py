@@ -28,7 +28,7 @@ from rmqctl.repair.carve.bridging import Bridge, Lacking
 from rmqctl.repair.carve.carve import MISPLACED, CarvedPage
 from rmqctl.repair.carve.copies import ShiftQueues, identities
 from rmqctl.repair.salvage.filler import Style, least_filler
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.pages import Page
 
 MAX_HOSTS = 4096
@@ -173,7 +173,7 @@ class Order:
         sizes = page.numbers("total_size")
         host: Array = np.fromiter(map(self._number, page.hosts("store_host")), np.int64, len(page))
         times = page.numbers("store_timestamp")
-        for broker in np.unique(host).tolist():
+        for broker in distinct(host).tolist():
             self._earliest[broker] = min(self._earliest[broker], int(times[host == broker].min()))
         physical = page.numbers("physical_offset")
         self._bring_together(carved, physical, physical + sizes, host)

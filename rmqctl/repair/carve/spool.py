@@ -21,7 +21,7 @@ import numpy as np
 
 from rmqctl.files.row_file import RowFile, on_disk
 from rmqctl.formats.local.message import HOST_BITS, fixed_field
-from rmqctl.scan.frames import Array, gather
+from rmqctl.scan.frames import Array, distinct, gather
 from rmqctl.store.pages import BatchPage, Page
 
 PLACE = np.dtype([("position", "<i8"), ("physical", "<i8"), ("size", "<i4"), ("source", "<i4"),
@@ -127,7 +127,7 @@ def hosts_of(page: Page) -> Array:
         return np.repeat(hosts_of(BatchPage(batch.select(slice(0, 1)))), len(batch))
     kinds = batch.column("sys_flag") & HOST_BITS
     out: Array = np.zeros(len(page), np.int64)
-    for bits in np.unique(kinds).tolist() if len(page) and kinds.any() else [0]:
+    for bits in distinct(kinds).tolist() if len(page) and kinds.any() else [0]:
         rows: Any = slice(None) if (kinds == bits).all() else np.flatnonzero(kinds == bits)
         address = fixed_field("store_host.address", bits)
         raw = gather(batch.data, batch.start[rows] + address.offset, address.size + _PORT)

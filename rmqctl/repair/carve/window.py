@@ -23,7 +23,7 @@ from rmqctl.formats.local.message import (
     VARIANTS,
     fixed_field,
 )
-from rmqctl.scan.frames import Array, gather_int, shape
+from rmqctl.scan.frames import Array, distinct, gather_int, shape
 from rmqctl.scan.resync import MAX_RECORD, find_magics
 from rmqctl.scan.source import Source, Witness
 
@@ -224,7 +224,7 @@ class Candidates:
         good = (total >= MIN_SIZE) & (total <= np.minimum(
             MAX_RECORD, window.size - window.start - plausible))
         bits = _field(window, plausible, "sys_flag") & HOST_BITS
-        for host_bits in np.unique(bits).tolist():
+        for host_bits in distinct(bits).tolist():
             rows = np.flatnonzero((bits == host_bits) & good & ~near)
             length = _field(window, plausible[rows], "body_length", host_bits)
             good[rows] = (length >= 0) & (length <= total[rows] - MIN_SIZE)

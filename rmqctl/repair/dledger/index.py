@@ -15,7 +15,7 @@ from rmqctl.formats.local import names
 from rmqctl.repair.plan import Action, Create, FileContent, Planned, Replace, Step
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.files import INDEX
 from rmqctl.store.log.chain import Chain, ChainEntries, File
 from rmqctl.store.log.dledger import UNIT_SIZE, Node, UnitReader
@@ -41,7 +41,7 @@ class IndexCheck:
         self.entries += len(entries)
         bad = self._reader.of(entries.number) != units_of(entries)
         files = entries.number // _PER_FILE
-        for number in np.unique(files).tolist():
+        for number in distinct(files).tolist():
             self.wrong[number] = self.wrong.get(number, 0) + int(bad[files == number].sum())
 
 

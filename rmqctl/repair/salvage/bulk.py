@@ -21,7 +21,7 @@ from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.filler import Filler, FillerEntry, Style
 from rmqctl.scan.derived import QueueKey
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.overlay import OverlayPiece
 
 FOLDER = "salvaged"
@@ -168,7 +168,7 @@ class Bulk:
         topic = topics[queue]
         times = np.array([self.region.time, *(time for _, time in self.times)], np.int64)[
             np.searchsorted([place for place, _ in self.times], self.physical[which], "right")]
-        for number in np.unique(topic).tolist():
+        for number in distinct(topic).tolist():
             model = Filler((FillerEntry(names[number], 0, 0),))
             marked = size >= model.wanted(style)
             for rows in (np.flatnonzero((topic == number) & marked),

@@ -30,7 +30,7 @@ from rmqctl.scan.damage.properties import appended_crcs
 from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.damage.stale import MAX_PAGE_RECORDS, records_between
 from rmqctl.scan.fillers import fillers, kept_damaged
-from rmqctl.scan.frames import BLANK, Array, Batch
+from rmqctl.scan.frames import BLANK, Array, Batch, distinct
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource, Witness
 from rmqctl.scan.source import Source as PartSource
@@ -271,7 +271,7 @@ class _Pass(PhysicalPass):
         if not len(taken):
             return
         self._comparison.offered.add(offset[taken], size[taken])
-        for stretch_number in np.unique(number[taken]).tolist():
+        for stretch_number in distinct(number[taken]).tolist():
             self._weigh(self._comparison.stretches[stretch_number], batch,
                         taken[number[taken] == stretch_number])
 
@@ -298,7 +298,7 @@ class _Pass(PhysicalPass):
             here = (which >= 0) & (places < offset[which] + size[which])
             right = here & (places == offset[which]) & (sizes == size[which])
             agreeing[which[right]] = True
-            against.update(np.unique(which[here & ~right]).tolist())
+            against.update(distinct(which[here & ~right]).tolist())
         # A damaged entry may point anywhere, so the entry at the record's queue offset decides.
         against = {index for index in against if not self._confirmed(stretch, batch, rows[index])}
         # Index keys of a sample of the records.

@@ -18,7 +18,7 @@ from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord
 from rmqctl.repair.plan import Changes, Patch
 from rmqctl.repair.targets import target
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index.files import IndexFile, by_age
@@ -229,7 +229,7 @@ def _slot_pieces(index: IndexFile, table: Array) -> Iterator[OverlayPiece]:
     shape = index.shape
     raw = index.source.read(shape.slot_position(0), shape.slots * SLOT.size)
     old = SLOT.array(raw)["entry"]
-    pages = np.unique(np.flatnonzero(table[:len(old)] != old) // _PAGE_SLOTS)
+    pages = distinct(np.flatnonzero(table[:len(old)] != old) // _PAGE_SLOTS)
     if not len(pages):
         return
     new = table.astype(layout.slot_dtype()["entry"])

@@ -19,7 +19,7 @@ from rmqctl.formats.timer.timer_wheel import SLOT_SIZE
 from rmqctl.repair.plan import Action, Changes, Patch
 from rmqctl.repair.targets import cut_files, target
 from rmqctl.repair.truncate.queues import backwards
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import TIMERCHECK, load_one
@@ -95,7 +95,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
     empty = touched[(last[touched] < 0) | (slots["first_pos"][touched] >= end)]
     changed[empty] = np.array(tuple(timer_wheel.UNUSED), timer_wheel.dtype())
     # Only pages with such slots are written.
-    pages = np.unique(touched // _PAGE_SLOTS)
+    pages = distinct(touched // _PAGE_SLOTS)
     pieces = []
     for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1):
         first, stop = int(run[0]) * _PAGE_SLOTS, min((int(run[-1]) + 1) * _PAGE_SLOTS, len(slots))

@@ -41,7 +41,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
 from rmqctl.scan.damage.leads import WINDOW, Leads, Taken
-from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Batch, Span
+from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Batch, Span, distinct
 from rmqctl.scan.source import Source, Witness
 from rmqctl.scan.walk import CHUNK, Walk, start_of
 
@@ -205,7 +205,7 @@ class Beside:
             return
         # Only a few records at the ends of the batch can be of one page.
         positions, sizes = batch.offset - self._source.base, batch.column("total_size")
-        near = np.unique(np.concatenate((
+        near = distinct(np.concatenate((
             sound[:MAX_PAGE_RECORDS + 1], sound[-MAX_PAGE_RECORDS - 1:])))
         records = _Records(self._source, [*zip(
             positions[near].tolist(), sizes[near].tolist(), strict=True)])

@@ -17,7 +17,7 @@ import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
-from rmqctl.scan.frames import BLANK, Array, Batch, examine
+from rmqctl.scan.frames import BLANK, Array, Batch, distinct, examine
 from rmqctl.scan.resync import MAX_RECORD, is_blank
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk, start_of
@@ -330,7 +330,7 @@ def _read_parts(log: CommitLog, offset: Array, size: Array, start: Array, data: 
     last = np.append(first[1:], len(offset)) - 1
     is_read: Array = np.zeros(len(offset), bool)
     # Offsets are ascending: usually one file contains all of them.
-    files = number[:1] if len(number) and number[0] == number[-1] else np.unique(number)
+    files = number[:1] if len(number) and number[0] == number[-1] else distinct(number)
     for file in files[files >= 0].tolist():
         runs = number[first] == file
         with suppress(StoreIOError):

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.resync import MAX_RECORD
 
 Pair = tuple[Array, Array]
@@ -124,7 +124,7 @@ class Pages:
             samples = np.sort(np.concatenate([NOTHING[0], *self._samples]))
             step = max(1, len(samples) * CELL // max(self._count, 1))
             self._borders = (NOTHING[0] if self._count <= CELL
-                             else np.unique(samples[step:-(step // 2):step]))
+                             else distinct(samples[step:-(step // 2):step]))
             self._bounds = np.array(self._low, np.int64), np.array(self._high, np.int64)
             self._samples, self._low, self._high = [], [], []
         return self._borders

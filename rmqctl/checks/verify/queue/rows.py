@@ -18,7 +18,7 @@ from rmqctl.checks.verify.queue.ext_units import FOLDER, ExtReader
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import properties as props
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import begun_at
 from rmqctl.store.store import Store
@@ -393,7 +393,7 @@ def _cover(tally: QueueTally, offsets: Array) -> None:
     if not len(offsets):
         return
     if len(offsets) > 1 and not (np.diff(offsets) == 1).all():
-        offsets = np.unique(offsets)
+        offsets = distinct(offsets)
         breaks = np.flatnonzero(np.diff(offsets) != 1)
         starts = offsets[np.append(0, breaks + 1)]
         ends = offsets[np.append(breaks, len(offsets) - 1)] + 1

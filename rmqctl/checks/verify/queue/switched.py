@@ -15,7 +15,7 @@ from rmqctl.checks.verify.context import Context
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import FILLER
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 
@@ -31,7 +31,7 @@ def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[i
     """
     if not places:
         return set()
-    ordered = np.unique(np.array(places, np.int64))
+    ordered = distinct(np.array(places, np.int64))
     own = np.sort(_places(context.store.queues[key]))
     _, group = np.unique(np.searchsorted(own, ordered), return_inverse=True)
     first = np.flatnonzero(np.diff(group, prepend=-1))

@@ -21,7 +21,7 @@ from rmqctl.checks.verify.timer.units import TimerLog, UnitPage, slot_time
 from rmqctl.formats.timer import timer_wheel as layout
 from rmqctl.formats.timer.timer_log import UNIT
 from rmqctl.formats.timer.timer_wheel import DEFAULT_PRECISION, FILE_SIZE, SLOT, SLOT_SIZE, SLOTS
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.source import FileSource
 
 _PAGE = 1 << 15
@@ -168,7 +168,7 @@ class Wheel:
 
     def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
         """Yield findings for slots that have not been reported yet."""
-        numbers = np.unique(numbers)
+        numbers = distinct(numbers)
         numbers = numbers[~self.bad[numbers]]
         self.bad[numbers] = True
         yield from self._slots(numbers, name, words)

@@ -18,7 +18,7 @@ from rmqctl.ext.tiered.dispatch.local import LocalQueue, computed_tags
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.kernel import active
-from rmqctl.scan.frames import Array, Batch, examine, gather, gather_int
+from rmqctl.scan.frames import Array, Batch, distinct, examine, gather, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
@@ -262,7 +262,7 @@ def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
     wanted = np.repeat(lengths, counts)
     if (batch.column("topic_length") != wanted).any():
         return False
-    for width in np.unique(lengths[lengths > 0]).tolist():
+    for width in distinct(lengths[lengths > 0]).tolist():
         rows = np.flatnonzero(wanted == width)
         texts = np.frombuffer(b"".join(topic for topic in raw if len(topic) == width), f"V{width}")
         expected = np.repeat(texts, [count for topic, count in zip(raw, counts, strict=True)

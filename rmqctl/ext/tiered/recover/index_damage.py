@@ -33,7 +33,7 @@ from rmqctl.formats.tiered.names import OLD_INDEX_NAMES
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
 from rmqctl.parse_values import time_text
 from rmqctl.scan import text
-from rmqctl.scan.frames import Array, Batch, gather_int
+from rmqctl.scan.frames import Array, Batch, distinct, gather_int
 
 
 class IndexDamage(Items):
@@ -100,7 +100,7 @@ class IndexDamage(Items):
         an item.
         Raises: StoreIOError.
         """
-        self._lacking = np.unique(folded(lacking))
+        self._lacking = distinct(folded(lacking))
         for finding in self.findings():
             if (finding.severity != INFO and finding.position is not None
                     and finding.file in self._by_name):

@@ -22,6 +22,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import NEVER
+from rmqctl.scan.frames import distinct
 
 _MAX_SAMPLES = 64
 """Maximum number of items examined for each topic id."""
@@ -193,7 +194,7 @@ def _sample(file: TierIndexFile, samples: dict[int, list[tuple[int, int, int, in
     try:
         for _, items in file.blocks():
             ids = items["topic_id"]
-            for topic_id in np.unique(ids).tolist():
+            for topic_id in distinct(ids).tolist():
                 sample = samples.get(topic_id)
                 if sample is None:
                     if len(samples) >= _MAX_IDS or topic_id < 0:

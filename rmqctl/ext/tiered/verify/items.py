@@ -24,7 +24,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered.metadata import Metadata
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.queue.search import first_from
 
 _I32 = 1 << 32
@@ -191,7 +191,7 @@ class Items:
         """Compare the times of items with the times that the broker versions compute from the
         messages.
         """
-        for number in np.unique(items["file"]).tolist():
+        for number in distinct(items["file"]).tolist():
             rows = items["file"] == number
             file, ours, theirs = self.files[number], items[rows], keys[rows]
             begin, difference = file.header.begin_timestamp, ours["time_diff"].astype(np.int64)

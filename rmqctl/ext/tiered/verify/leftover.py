@@ -23,7 +23,7 @@ from rmqctl.ext.tiered.verify.queue import Loose, QueueCheck
 from rmqctl.ext.tiered.verify.shifts import Shifts, Unit
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
-from rmqctl.scan.frames import Array, Span
+from rmqctl.scan.frames import Array, Span, distinct
 
 MAX_EXPLAINED = 10_000
 """Maximum number of units of a queue that are explained one by one; further units are
@@ -233,7 +233,7 @@ class Leftovers:
             return
         # Queue offsets after the last unit: damage if there are more than a broker has pending.
         late = free & (loose.queue_offset >= check.units.end)
-        many = len(np.unique(loose.queue_offset[late]))
+        many = len(distinct(loose.queue_offset[late]))
         if many > MAX_BEHIND:
             yield self.place.log("tiered-cq-behind", f"{many} queue offsets from {check.units.end} "
                                  "on have no units: more than a broker has pending",

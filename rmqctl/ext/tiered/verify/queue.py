@@ -31,7 +31,7 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.fillers import replaced
-from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
+from rmqctl.scan.frames import ZERO, Array, Batch, Span, distinct, gather, gather_int
 from rmqctl.store.problems import ambiguity
 
 ENGINE_TIME = fixed_field("store_timestamp").offset
@@ -96,7 +96,7 @@ class SegmentTimes:
             return
         engine, true = engine[matched], true[matched]
         number = np.searchsorted(self._bases, queue_offset[matched] * UNIT_SIZE, "right") - 1
-        for segment_number in np.unique(number[number >= 0]).tolist():
+        for segment_number in distinct(number[number >= 0]).tolist():
             rows = number == segment_number
             self._rows.setdefault(int(self._bases[segment_number]), TimeSpan()).take(engine[rows],
                                                                                      true[rows])

@@ -16,7 +16,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, is_coda
-from rmqctl.scan.frames import Array, Batch
+from rmqctl.scan.frames import Array, Batch, distinct
 
 WINDOW = 1 << 12
 """Number of units that are read together for messages near each other."""
@@ -203,7 +203,7 @@ class SeenOffsets:
 
     def add(self, queue_offset: Array) -> None:
         number = queue_offset // self._BITS
-        for block in np.unique(number).tolist():
+        for block in distinct(number).tolist():
             flags = self._blocks.setdefault(block, np.zeros(self._BITS, bool))
             if flags is None:
                 continue
