@@ -94,6 +94,81 @@ def test_what_stands_before_the_break_is_newer_than_the_backup(tmp_path: Path) -
         "orders@billing": {"0": 7, "1": 8}, "pays@audit": {"0": 3}}
 
 
+def damage(path: Path, old: bytes, new: bytes) -> None:
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new, 1))
+
+
+def test_a_wrong_byte_costs_one_value(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    wanted = read(store, "topics.json")["topicConfigTable"]
+    damage(store / "config" / "topics.json", b'"topicFilterType": "', b'"topicFilterType": \0')
+    damage(store / "config" / "consumerOffset.json", b'"2": 3', b'"2": \0')
+    planned = plan(store, "--apply")
+    topics, offsets = planned["actions"]
+    assert (topics["action"], topics["to"]) == ("mend", len(wanted))
+    assert read(store, "topics.json")["topicConfigTable"] == wanted  # nothing else fits
+    assert (offsets["action"], offsets["proof"]["entries_damaged"]) == ("mend", 1)
+    assert read(store, "consumerOffset.json")["offsetTable"] == {
+        "orders@billing": {"0": 1, "1": 2, "3": 4}, "pays@audit": {"0": 3}}
+    note, = [note for note in planned["notes"] if "consumeFromWhere" in note]
+    assert 'orders@billing: "2": \\x00 is not readable' in note
+    assert plan(store)["actions"] == []
+
+
+def test_a_lost_value_is_named_with_its_source(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    path = store / "config" / "topics.json"
+    backup = path.with_name("topics.json.bak")
+    wanted = read(store, "topics.json")["topicConfigTable"]
+    damage(path, b'"perm": 6', b'"perm": x')
+    # Without a backup.
+    note, = [note for note in plan(store)["notes"] if '"perm"' in note]
+    assert "a broker's default" in note
+    # With one: the topic that it has beyond the file was deleted.
+    backup.write_text('{"topicConfigTable":{"pays":{"perm":4},"old":{"topicName":"old"}}}')
+    planned = plan(store, "--apply")
+    note, = [note for note in planned["notes"] if '"perm"' in note]
+    assert "the value in the backup is used" in note
+    wanted["pays"]["perm"] = 4
+    assert read(store, "topics.json")["topicConfigTable"] == wanted
+
+
+@pytest.mark.parametrize("new", [b'"ord\xffrs"', b'"ord\0rs"'])
+def test_a_topic_keeps_its_name_if_one_of_two_is_readable(tmp_path: Path, new: bytes) -> None:
+    for number, old in enumerate((b'"orders": {', b'"topicName": "orders"')):
+        store = store_of(tmp_path / str(number))
+        wanted = read(store, "topics.json")["topicConfigTable"]
+        damage(store / "config" / "topics.json", old, old.replace(b'"orders"', new))
+        assert plan(store, "--apply")["actions"][0]["action"] == "mend"
+        assert read(store, "topics.json")["topicConfigTable"] == wanted
+
+
+def test_an_entry_without_its_key_is_named(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    damage(store / "config" / "consumerOffset.json", b"pays@audit", b"pay\x01@audit")
+    planned = plan(store, "--apply")
+    assert any("1 damaged entry is not in the repaired file" in note and "pay\\x01@audit" in note
+               for note in planned["notes"])
+    assert [*read(store, "consumerOffset.json")["offsetTable"]] == ["orders@billing"]
+
+
+def test_a_wrong_byte_in_a_file_without_tables_of_queues(tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    path = store / "config" / "messageRequestMode.json"
+    path.write_text('{\n\t"messageRequestModeMap":{\n\t\t"orders":{"billing":{"mode":"POP"}},\n'
+                    '\t\t"pays":{"audit":{"mode":\x01POP"}}\n\t}\n}')
+    action, = plan(store, "--apply")["actions"]
+    assert (action["action"], action["to"]) == ("mend", 2)
+    assert read(store, path.name)["messageRequestModeMap"]["pays"] == {"audit": {"mode": "POP"}}
+    path.write_text('{\n\t"messageRequestModeMap":{\n\t\t"orders":{"billing":{"mode":"P\x01P"}},\n'
+                    '\t\t"pays":{"audit":{"mode":"POP"}}\n\t}\n}')
+    action, = plan(store, "--apply")["actions"]
+    assert (action["to"], action["proof"]["entries_damaged"]) == (1, 1)
+    assert [*read(store, path.name)["messageRequestModeMap"]] == ["pays"]
+
+
 def test_topics_and_groups_from_the_store_itself(tmp_path: Path) -> None:
     store = store_of(tmp_path)
     for name in ("topics.json", "subscriptionGroup.json"):

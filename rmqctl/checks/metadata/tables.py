@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.config.torn_json import whole_entries
 from rmqctl.formats.local.properties import (
     DLQ_PREFIX,
     LMQ_PREFIX,
@@ -30,6 +29,7 @@ from rmqctl.store.config.config import (
     ConfigFile,
     load_one,
 )
+from rmqctl.store.config.readable import readable_part
 from rmqctl.store.config.rows import number
 from rmqctl.store.store import Store
 
@@ -124,7 +124,7 @@ def table(store: Store, name: str) -> Table:
     else:
         used, unused = None, main
     refuses = used is None and backup.state not in (MISSING, EMPTY)
-    rest = None if unused is None else _readable(store, unused)
+    rest = None if unused is None else _readable(store, name, unused)
     loaded = None if refuses else {} if used is None else entries(name, used.value)
     return Table(file, loaded, {} if rest is None else entries(name, rest),
                  None if used is None else _counter(used.value), _counter(rest))
@@ -170,9 +170,9 @@ def _loads(copy: ConfigCopy) -> bool:
     return copy.usable and not (copy.damaged and not copy.database)
 
 
-def _readable(store: Store, copy: ConfigCopy) -> Any:
-    """Return the parsed value of a copy. If the copy is damaged, return its part before the damage;
-    None if no part is readable.
+def _readable(store: Store, name: str, copy: ConfigCopy) -> Any:
+    """Return the parsed value of a copy. If the copy is damaged, return its readable part; None if
+    no part is readable.
     """
     if copy.database or copy.state not in (UNREADABLE, ODDITY):
         return copy.value
@@ -184,8 +184,8 @@ def _readable(store: Store, copy: ConfigCopy) -> Any:
         data = store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
     except StoreIOError:
         return None
-    readable = whole_entries(data)
-    return None if readable is None else readable[0]
+    readable = readable_part(name, data)
+    return None if readable is None else readable.value
 
 
 def _counter(value: Any) -> int | None:

@@ -350,6 +350,17 @@ def parse(data: bytes, key_of: KeyOf | None = None) -> Parsed:
     return Parsed(value, sorted(source.oddities, key=lambda oddity: oddity.offset))
 
 
+def strict(text: str) -> Any:
+    """Return the value of a text that is JSON in the dialect, without any oddity; None for any
+    other text. Much faster than `parse`.
+    """
+    if _SURROGATE.search(text) or _deep(text):
+        return None
+    with contextlib.suppress(ValueError):
+        return _complete(_STRICT, _BARE_KEYS.sub(r'\1"\2"', text), text, 0)[0]
+    return None
+
+
 def build(value: Any) -> bytes:
     """Return strict JSON in fastjson's pretty style: tabs, ``"key":value``, keys always quoted."""
     return json.dumps(value, ensure_ascii=False, indent="\t", separators=(",", ":"),

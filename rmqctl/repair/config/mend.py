@@ -2,6 +2,7 @@
 
 A file that a broker would reject is rebuilt from its readable part and from its backup. (Brokers
 write these files in place. After a crash, a file may contain only the start of the new content.)
+If a byte is wrong, only the entry that contains it is affected.
 
 If neither of them contains an entry, the file is rebuilt from names and offsets in the store, and
 from the output of ``mqadmin exportMetadata``, if given. Notes name unknown values.
@@ -18,7 +19,7 @@ from rmqctl.checks.metadata.judge import REPORTED, judge
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.config.table import next_version
 from rmqctl.formats.config import fastjson
-from rmqctl.formats.config.torn_json import whole_entries
+from rmqctl.formats.config.one_byte import DamagedEntry
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.repair.config import inferred
 from rmqctl.repair.config.exported import Exported, fitting, refuse_foreign
@@ -35,10 +36,13 @@ from rmqctl.store.config.config import (
     load_beside,
     load_one,
 )
+from rmqctl.store.config.readable import Readable, readable_part
 from rmqctl.store.store import Store
 
 CONFIG = "config"
 _SINCE = 5
+_NAMED = 5
+"""Maximum number of damaged entries that a note names."""
 
 
 class _Kind(NamedTuple):
@@ -136,7 +140,8 @@ class _Mender:
         if (main.state == UNREADABLE and main.offset is None) or main.size > MAX_SIZE:
             self.mended.notes.append(f"{main.path}: {main.reason}; it is left as it is")
             return
-        if main.state == ODDITY and main.value is not None and "\ufffd" in str(main.value):
+        if (main.state == ODDITY and main.value is not None and "\ufffd" in str(main.value)
+                and not self._one_byte(main)):
             self.mended.notes.append(f"{main.fault()}; some names in it are damaged, so it is "
                                      "left as it is")
             return
@@ -147,7 +152,7 @@ class _Mender:
         of_backup = backup.value if backup.usable and not backup.damaged else None
         if read is None and of_backup is None:
             torn = self._readable(kind, backup)
-            of_backup = None if torn is None else torn[0]
+            of_backup = None if torn is None else torn.value
         if read is None and of_backup is None:
             self._create(kind, file)
             return
@@ -168,32 +173,112 @@ class _Mender:
                 "restore", main.path, main.state, file.entries,
                 f"{main.reason}; a broker reads {os.path.basename(backup.path)} instead",
                 proof={"backup": backup.path}))
-        elif file.used is None:
+        elif file.used is None and not self._mended_free(file):
             self._aside(file, what_follows, empty=True)
+
+    def _mended_free(self, file: ConfigFile) -> bool:
+        """Keep the intact entries of a file in which a byte is wrong; return False if nothing after
+        the damage can be read.
+        """
+        main = file.main
+        if main.state != UNREADABLE or not main.path.startswith(f"{FOLDER}/"):
+            return False
+        readable = readable_part(file.name, self._data(main))
+        if readable is None or readable.lost is None:
+            return False
+        count = 0
+        for table in readable.value.values():
+            if isinstance(table, dict):
+                for entry in readable.lost:
+                    table.pop(entry.key, None)
+                count += len(table)
+        text = f", except for {_texts(readable.lost)}" if readable.lost else ""
+        self.mended.steps.append(Replace(main.path, fastjson.build(readable.value)))
+        self.mended.actions.append(Action(
+            "mend", main.path, main.state, count,
+            f"{main.reason}; {plural(count, 'entry', 'entries')} can be read{text}",
+            proof={"entries_read": count, "entries_damaged": len(readable.lost)}))
+        return True
 
     # -- of what can be read --------------------------------------------------------------------
 
-    def _readable(self, kind: _Kind, copy: ConfigCopy) -> tuple[dict[str, Any], int] | None:
-        """Return (the JSON object, number of bytes read) of the intact start of a copy; None if it
-        contains no entry.
-        """
+    def _readable(self, kind: _Kind, copy: ConfigCopy) -> Readable | None:
+        """Return the readable part of a damaged copy; None if it contains no entry."""
         if copy.state not in (UNREADABLE, ODDITY):
             return None
-        data = self._store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
-        readable = whole_entries(data)
-        return readable if readable is not None and _entries(kind, readable[0]) else None
+        readable = readable_part(kind.name, self._data(copy))
+        return readable if readable is not None and _entries(kind, readable.value) else None
 
-    def _of_copies(self, kind: _Kind, file: ConfigFile, read: tuple[dict[str, Any], int] | None,
+    def _data(self, copy: ConfigCopy) -> bytes:
+        return self._store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
+
+    def _one_byte(self, copy: ConfigCopy) -> bool:
+        """Return whether exactly one byte of a copy is not UTF-8. Several such bytes may be text in
+        another encoding.
+        """
+        text = self._data(copy).decode("utf-8", "surrogateescape")
+        return sum("\udc80" <= char <= "\udcff" for char in text) == 1
+
+    def _filled(self, kind: _Kind, key: str, entry: Any, older: Any) -> Any:
+        """Return a partly readable entry, completed from the backup or, for topics and groups, with
+        the values that the store shows and a broker's defaults.
+        """
+        if not isinstance(older, dict) and kind.shape == "bean":
+            inferred_entries = (inferred.topics(self._store, self._generation, self._table)[0]
+                     if kind.name == "topics.json" else inferred.groups(
+                         self._store, self._generation, self._table, [key])[0])
+            older = inferred_entries.get(key)
+        return {**older, **entry} if isinstance(older, dict) else entry
+
+    def _lost(self, kind: _Kind, file: ConfigFile, lost: Sequence[DamagedEntry],
+              fresh: dict[str, Any], old: dict[str, Any]) -> str:
+        """Complete the partly readable entries in ``fresh``, add the notes about damaged entries,
+        and return the damaged texts.
+        """
+        path, gone = file.main.path, 0
+        for entry in lost:
+            key = entry.key
+            if key is None or key not in fresh:
+                gone += key not in old if key is not None and key != kind.table else not old
+                continue
+            fresh[key] = self._filled(kind, key, fresh[key], old.get(key))
+            where = f"{path}: {key}: {entry.text} is not readable"
+            if key in old:
+                self.mended.notes.append(f"{where}; the value in the backup is used")
+            elif kind.shape == "numbers":
+                self.mended.notes.append(
+                    f"{where}: in that queue, the group starts where its consumeFromWhere "
+                    "specifies")
+            elif len(fresh[key]) > len(entry.value or ()):
+                self.mended.notes.append(
+                    f"{where}; the value that the store shows, or a broker's default, is used")
+            else:
+                self.mended.notes.append(f"{where}; the value is missing")
+        shown = _texts(lost)
+        if gone:
+            self.mended.notes.append(
+                f"{path}: {plural(gone, 'damaged entry is', 'damaged entries are')} not in the "
+                f"repaired file: {shown}")
+        return shown
+
+    def _of_copies(self, kind: _Kind, file: ConfigFile, read: Readable | None,
                    of_backup: dict[str, Any] | None) -> None:
         # Readable entries of the file, of its backup, and of the user's export.
-        newest, length = read or ({}, 0)
+        newest, lost, length = read or Readable({}, None, 0)
         older = of_backup or {}
         fresh, old = _entries(kind, newest), _entries(kind, older)
         export = self._export(kind) if of_backup is None else None
         if export is not None:
             old = self._taken(export, kind)
+        damaged = "" if not lost else self._lost(kind, file, lost, fresh, old)
+        if lost is not None and all(entry.value is not None for entry in lost):
+            # All other entries were deleted before the file was written.
+            keys = {entry.key for entry in lost}
+            old = {key: entry for key, entry in old.items() if keys & {key, None, kind.table}}
         only_old = old.keys() - fresh.keys()
         value = {**older, **newest, kind.table: {**old, **fresh}}
+        if isinstance(older.get("dataVersion"), dict) and newest:
+            value["dataVersion"] = {**older["dataVersion"], **newest.get("dataVersion", {})}
         if kind.shape == "numbers":
             self._groups = {key.partition("@")[2] for key in {*fresh, *old} if key.count("@") == 1}
         # The reason, and the sources.
@@ -203,12 +288,15 @@ class _Mender:
             reason += f"its backup has {kind.counted(len(old))}"
         else:
             verb = "mend"
-            reason += f"{kind.counted(len(fresh))} before the damage are readable"
+            reason += (f"{kind.counted(len(fresh))} before the damage are readable"
+                       if lost is None else f"{kind.counted(len(fresh))} can be read")
+            if damaged:
+                reason += f", except for {damaged}"
             if only_old:
                 where = "the backup" if export is None else export.name
                 reason += f", {len(only_old)} more are in {where}"
         # Notes on what is unknown.
-        if fresh and of_backup is None and export is None:
+        if lost is None and fresh and of_backup is None and export is None:
             self.mended.notes.append(
                 f"{file.main.path}: the content after byte {length} is unknown, and no usable "
                 "backup exists")
@@ -219,6 +307,7 @@ class _Mender:
                 "twice")
         self._put(kind, file, value, verb, reason, {
             "read_before_break": len(fresh), "bytes_read": length,
+            **({} if lost is None else {"entries_damaged": len(lost)}),
             "of_backup": 0 if export is not None else len(only_old) if fresh else len(old),
             "backup": file.backup.path if of_backup is not None else None,
             **(_proof(export, len(only_old)) if export is not None else {})},
@@ -393,6 +482,12 @@ class _Mender:
         self.mended.steps.append(step(file.main.path, data))
         self.mended.actions.append(Action(verb, file.main.path, file.main.state, len(entries),
                                           reason, proof=proof))
+
+
+def _texts(lost: Sequence[DamagedEntry]) -> str:
+    """Return the damaged texts, at most `_NAMED`."""
+    more = f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    return "; ".join(entry.text for entry in lost[:_NAMED]) + more
 
 
 def _furthest(ours: Any, theirs: Any) -> dict[str, Any]:
