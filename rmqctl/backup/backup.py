@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -28,7 +28,6 @@ from rmqctl.backup.copying import (
     sum_of_copy,
     summed,
 )
-from rmqctl.backup.finishing import finish, topics_without_configuration
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.keeping import take_away
 from rmqctl.backup.points import Begun, DamagedRange, Part, Point, id_of, read_points
@@ -44,8 +43,12 @@ from rmqctl.store.store import Sizes, Store
 _COMPARED = 64 << 10
 """Maximum number of bytes at the end of the copied log that are compared with the store's log."""
 _DAY = 86_400_000
-_SUMMING = min(4, max(1, (os.cpu_count() or 1) - 1))
+_SUMMING = min(4, os.cpu_count() or 1)
 """Number of threads that compute SHA-256 sums of copied data: hashing is slower than copying."""
+_AHEAD = 4 * _SUMMING
+"""Maximum number of copied parts without a sum. They should still be in the page cache when they
+are hashed.
+"""
 OTHER_LOG = ("{store}: its log does not match the one in {backup}: bytes before {place} differ. "
              "If the log is damaged there, repair it first (`rmqctl doctor STORE --backup "
              "DEST`); if it is another log, choose a new place for its backup")
@@ -123,30 +126,44 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
     compare = (repaired or unfinished) and is_same
     gaps = _put_back(view, copies, copied_end) if before else []
-    parts, damaged, count, newest = _copied_log(
+    own = not is_same or (last is not None and last.own)
+    damaged: list[DamagedRange] = []
+    notes: list[str] = []
+    others = False
+
+    def copy_entries() -> None:
+        """Copy the queues and, if it matches the backup's log, the index."""
+        nonlocal others
+        import rmqctl.backup.finishing  # noqa: F401  # slow to import; the sums take longer
+
+        others, lost, more = copy_queues(view, copies, compare=compare)
+        damaged.extend(lost)
+        notes.extend(more)
+        if not own:
+            damaged.extend(copy_index(view, copies, compare=compare))
+
+    parts, of_log, count, newest = _copied_log(
         view, copies, copied_end, end, view.log.min_offset if again or last is None else copied_end,
         None if last else lambda reached: points.note_reached(backup, Begun(
-            os.path.abspath(store.root), reached)))
+            os.path.abspath(store.root), reached)), copy_entries)
+    damaged[:0] = of_log
     if last is None:  # an unfinished first run may have copied parts of the log
         parts = [*_summed_before(view, copies, copied_end), *parts]
     if again:
         parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
                  for file in view.log.files if file.base < end]
-    others, lost, notes = copy_queues(view, copies, compare=compare)
-    damaged += lost
     notes += [*bad, *gaps]
-    own = not is_same or (last is not None and last.own)
-    if own:  # the store's index does not match the backup's log
+    if own:
         notes.append("a repair changed messages that the backup still has in their original "
                      "form; the backup keeps the originals (`rmqctl recover STORE --from DEST` "
                      "restores them), and `rmqctl restore` rebuilds the index from the backup's "
                      "log")
-    else:
-        damaged += copy_index(view, copies, compare=compare)
     notes += copy_rest(view, copies)
     damaged += copies.unread
     copies.sync()
     missing = lacking(view, copied_end if before else view.log.min_offset, end, notes)
+    from rmqctl.backup.finishing import finish, topics_without_configuration
+
     # A running broker may commit offsets beyond the copied log: lower them. In the store of a
     # stopped broker, offsets beyond the end of a queue are evidence of lost messages: keep them.
     lowered = finish(backup, end, view.generation, is_plain=not view.nodes) if (
@@ -225,11 +242,11 @@ def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Par
 
 
 def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
-                note: Callable[[int], None] | None) -> tuple[list[Part], list[DamagedRange], int,
-                                                             int]:
+                note: Callable[[int], None] | None, meanwhile: Callable[[], None]) -> tuple[
+                    list[Part], list[DamagedRange], int, int]:
     """Copy the log from ``copied_end`` to ``end``. While the next part is copied, earlier parts are
     hashed, fsynced and checked. ``note`` is called with each physical offset up to which the copy
-    is fsynced.
+    is fsynced, ``meanwhile`` when everything is copied and the last parts are still being hashed.
 
     Return the copied parts with their SHA-256 sums, and for the range ``[start, end)``: damaged
     byte ranges, number of intact messages, newest store time.
@@ -244,12 +261,17 @@ def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: i
             1, "rmqctl-sync") as forcing, ThreadPoolExecutor(1, "rmqctl-check") as checking):
         try:
             check = checking.submit(damage_in, view, start, end, copied)
-            sums, forced = [], []
+            sums: list[Future[Part]] = []
+            forced = []
             for part in copy_log(view, copies, copied_end, end):
                 file, _, stop = part
+                if len(sums) >= _AHEAD:
+                    sums[-_AHEAD].result()
                 sums.append(summing.submit(summed, view, copies, *part))
                 forced.append(forcing.submit(force, relative(view, file), file.base + stop))
                 copied.set(file.base + stop)
+            copied.set(end)
+            meanwhile()
         finally:
             copied.set(end)
         for future in forced:

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from mmap import mmap
 
 from rmqctl.backup.growing import BLOCK, Copies
 from rmqctl.backup.points import DamagedRange, Part
@@ -37,6 +38,8 @@ _TRIES = 5
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
 """Values of ``errno`` for bytes that the device cannot read."""
 _UNSTEADY = "{} kept changing while it was copied: the copy may mix several states"
+_of_thread = threading.local()
+"""The buffer of each thread that hashes: reading into new memory would take longer."""
 LOG = "commitlog"
 PART = 128 << 20
 """Maximum number of bytes of the log that are hashed and fsynced as one part."""
@@ -99,8 +102,13 @@ def sum_of_copy(view: Store, copies: Copies, file: StoreFile, end: int) -> Part:
 def sha256_of(source: FileSource, start: int, end: int) -> str:
     """Return the SHA-256 of the bytes ``[start, end)`` of a file. Raises: StoreIOError."""
     digest = hashlib.sha256()
-    for position in range(start, end, BLOCK):
-        digest.update(source.read(position, min(BLOCK, end - position)))
+    room = getattr(_of_thread, "room", None)
+    if room is None:
+        room = _of_thread.room = mmap(-1, BLOCK)
+    with memoryview(room) as view:
+        for position in range(start, end, BLOCK):
+            with view[:min(BLOCK, end - position)] as part:
+                digest.update(part[:source.read_into(part, position)])
     return digest.hexdigest()
 
 
