@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from rmqctl.scan.ending import Stream
 from rmqctl.sql import session as local_sql
 from rmqctl.sql.session import QuerySession
+from rmqctl.store.log.threads import Behind
 from tests.conftest import GoldenFolder
 from tests.support.source import PACKAGE, nodes, together, trees
 
@@ -152,6 +154,91 @@ def test_who_reads_a_stream_is_waited_for() -> None:
     reader.join()
     assert taken in ([1, 2], [1, 2, 3])  # who waits for a lock has no turn
     assert list(stream) == []
+
+
+def test_a_thread_behind_works_in_order_one_item_at_a_time() -> None:
+    done, within = list[int](), threading.Semaphore(1)
+
+    def work(item: int) -> None:
+        assert within.acquire(blocking=False)
+        assert threading.current_thread() is not threading.main_thread()
+        done.append(item)
+        within.release()
+
+    before = threading.active_count()
+    behind = Behind(work)
+    for item in range(50):
+        behind.put(item)
+        assert len(done) >= item
+    behind.settle()
+    assert done == list(range(50))
+    behind.end()
+    behind.end()
+    assert threading.active_count() == before
+
+
+def test_a_thread_behind_keeps_nothing_that_is_done() -> None:
+    class Item:
+        pass
+
+    behind = Behind[Item](lambda item: None)
+    item = Item()
+    kept = weakref.ref(item)
+    behind.put(item)
+    del item
+    behind._slot._done.acquire()  # type: ignore[union-attr]  # done, and nobody asked
+    behind._slot._done.release()  # type: ignore[union-attr]
+    assert kept() is None
+    behind.end()
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_fails_behind_fails_the_next_call(error: type[BaseException], waits: bool) -> None:
+    done = list[int]()
+
+    def work(item: int) -> None:
+        if item == 1:
+            raise error
+        done.append(item)
+
+    behind = Behind(work)
+    behind.put(0)
+    behind.put(1)
+    with pytest.raises(error):
+        behind.settle() if waits else behind.put(2)
+    behind.settle()  # it is raised once
+    behind.end()
+    assert done == [0]
+
+
+def test_without_threads_the_caller_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    done = list[int]()
+    behind = Behind(done.append)
+    for item in range(3):
+        behind.put(item)
+        assert done[-1] == item
+    behind.end()
+
+
+def test_a_thread_behind_that_nobody_ended() -> None:
+    """As where a second interrupt arrives while an export is removed."""
+    assert ended("""
+import threading, time
+from rmqctl.store.log.threads import Behind
+begun = threading.Event()
+def work(item):
+    begun.set()
+    time.sleep(0.2)
+    print("done", item)
+behind = Behind(work)
+behind.put(1)
+begun.wait()
+""") == ["done 1"]
 
 
 @pytest.mark.skipif(not TASKS.exists(), reason="the system does not show threads")

@@ -49,8 +49,10 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
                      for number, store_plan in enumerate(plans)]
 
         # Export the ranges in order, with the files of partitions that have enough messages.
+        # A single task leaves a core idle, so a thread encodes its files.
         work = cast(Callable[[FileRange[StoreFile]], ExportedRange],
-                    partial(export_range, spec, staging.attempts))
+                    partial(export_range, spec, staging.attempts,
+                            pool.jobs == 1 and spec.is_encoded))
         pieces = (piece for plan in plans for piece in plan.pieces)
         for _, part in in_order(work, pieces, progress=progress, pool=pool):
             stores[part.store].add(part)

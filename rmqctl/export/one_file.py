@@ -13,14 +13,14 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
 from rmqctl import __version__
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.export.attempt import WriteError
-from rmqctl.export.buffers import FLUSH
+from rmqctl.export.buffers import FLUSH, Buffer, Chunks
 from rmqctl.export.files import ExportFile
 from rmqctl.export.forms import buffer, opened
 from rmqctl.export.layout import Partitions
@@ -32,6 +32,7 @@ from rmqctl.export.staging import MARK, checked_target
 from rmqctl.export.tally import ExportTally
 from rmqctl.export.task import ExportRange, RangeWalk, chosen, portions
 from rmqctl.files.durable import sync, sync_folder
+from rmqctl.store.log.threads import Behind
 
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json",
             ".csv": "csv", ".avro": "avro", ".arrow": "arrow", ".feather": "arrow",
@@ -113,6 +114,7 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
     """Export the plans into an open binary file. Raises: StoreIOError."""
     stores = [StoreResult(plan=plan) for plan in plans]
     file = opened(spec, target)
+    writing = Writing(file, behind=spec.is_encoded)
     left = count
     try:
         for planned, counted in zip(plans, stores, strict=True):
@@ -122,7 +124,7 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
             for piece in planned.pieces:
                 if left == 0:
                     break
-                tally = _piece(spec, piece, file, left, progress)
+                tally = _piece(spec, piece, writing, left, progress)
                 counted.append(tally)
                 left = None if left is None else left - tally.rows
             counted.finish()
@@ -130,16 +132,18 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
         if unread is not None and all(
                 store.nothing_read or not store.plan.bytes for store in stores):
             raise StoreIOError(f"nothing can be read: {unread.missing.spans[0].reason}")
+        writing.end()
         file.close()
         if len(stores) == 1:
             stores[0].bytes = target.tell()
     except BaseException:
+        writing.abandon()
         file.abandon()
         raise
     return ExportResult(out, stores, 1)
 
 
-def _piece(spec: Export, piece: ExportRange, file: ExportFile, most: int | None,
+def _piece(spec: Export, piece: ExportRange, writing: Writing, most: int | None,
            progress: Callable[[int], None] | None) -> ExportTally:
     """Write the messages in a range, at most ``most``, in row groups of bounded size."""
     tally = ExportTally()
@@ -155,19 +159,47 @@ def _piece(spec: Export, piece: ExportRange, file: ExportFile, most: int | None,
             for portion in portions(spec, wanted):
                 rows.add(portion, partitions.codes(portion))
                 if rows.size >= FLUSH:
-                    _flush(rows, file)
+                    writing.flush(rows)
         if progress is not None:
             progress(reading.position - done)
             done = reading.position
         if tally.rows == most:
             break
-    _flush(rows, file)
+    writing.flush(rows)
     return tally
 
 
-def _flush(rows: Any, file: ExportFile) -> None:
-    for chunk in rows.take().all():
-        file.write(chunk)
+class Writing:
+    """Writes buffers to a file; with ``behind``, in a thread while the next one is filled."""
+
+    def __init__(self, file: ExportFile, *, behind: bool) -> None:
+        self._file = file
+        self._behind: Behind[Chunks] | None = Behind(self._write) if behind else None
+
+    def flush(self, rows: Buffer) -> None:
+        """Write the content of a buffer, and empty it.
+
+        Raises: the exception of this call, or of the previous one.
+        """
+        if self._behind is None:
+            self._write(rows.take())
+        else:
+            self._behind.put(rows.take())
+
+    def end(self) -> None:
+        """Wait until everything is written. Raises: the exception of the last `flush`."""
+        if self._behind is not None:
+            self._behind.settle()
+            self._behind.end()
+
+    def abandon(self) -> None:
+        """Wait until the thread has ended, after a failure."""
+        if self._behind is not None:
+            self._behind.end()
+
+    def _write(self, chunks: Chunks) -> None:
+        for chunk in chunks.all():
+            self._file.write(chunk)
 
 
 def _publish(staged: str, target: str) -> None:

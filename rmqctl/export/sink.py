@@ -24,6 +24,7 @@ from rmqctl.export.layout import Partitions, Values, bucket
 from rmqctl.export.spec import Export
 from rmqctl.export.spill import Spill, Spilled
 from rmqctl.scan.frames import Array, Batch
+from rmqctl.store.log.threads import Behind
 
 MIN_FILE_BYTES = 1 << 20
 """Minimum bytes of columns that a partition must have in a buffer to get its own file."""
@@ -35,10 +36,11 @@ class RangeSink:
     removes them.
 
     ``at``, ``alone``, ``buckets``: see `ExportRange`.
+    ``behind``: write a buffer in a thread while the next one is filled.
     """
 
     def __init__(self, spec: Export, origin: Origin, folder: str, *, at: int,
-                 alone: bool, buckets: int) -> None:
+                 alone: bool, buckets: int, behind: bool = False) -> None:
         self._spec, self._at, self._buckets, self._alone = spec, at, buckets, alone
         self._attempt = Attempt(spec, folder)
         self.partitions = Partitions(spec.partition_by, origin.store, spec.zone)
@@ -48,6 +50,8 @@ class RangeSink:
         self._bucket_of: list[int] = []
         self._spill: Spill | None = None
         self._flushed = 0
+        self._behind: Behind[tuple[Chunks, float]] | None = Behind(
+            self._write) if behind else None
 
     @property
     def attempt(self) -> str:
@@ -70,6 +74,9 @@ class RangeSink:
         WriteError.
         """
         self._flush()
+        if self._behind is not None:
+            self._behind.settle()
+            self._behind.end()
         while self._open:
             self._close_oldest()
         self._attempt.finish()
@@ -82,6 +89,8 @@ class RangeSink:
 
     def abandon(self) -> None:
         """Remove the written files after a failure."""
+        if self._behind is not None:
+            self._behind.end()
         for file in self._open.values():
             drop(file.target, file.file)
         self._open.clear()
@@ -92,14 +101,23 @@ class RangeSink:
     def _flush(self) -> None:
         size = self._buffer.size
         chunks = self._buffer.take(self._rank())
-        share = size / max(sum(chunks.counts), 1)
+        item = chunks, size / max(sum(chunks.counts), 1)
+        del chunks
+        if self._behind is None:
+            self._write(item)
+        else:
+            self._behind.put(item)
+
+    def _write(self, item: tuple[Chunks, float]) -> None:
+        """Write the chunks of a buffer. ``item``: the chunks, and their bytes per message."""
+        chunks, share = item
         aside = [number for number, code in enumerate(chunks.codes)
                  if not self._kept(code, chunks, number, share)]
         if aside:
             self._set_aside(chunks, aside)
         self._flushed += 1
         # Arrow would keep the peak memory of each thread for that thread alone.
-        del chunks
+        del chunks, item
         pa.default_memory_pool().release_unused()
 
     def _kept(self, code: int, chunks: Chunks, number: int, share: float) -> bool:

@@ -116,6 +116,13 @@ class Export:
         return self.format in TEXTS
 
     @property
+    def is_encoded(self) -> bool:
+        """Return whether files are encoded or compressed by a library that works without the GIL,
+        so that a thread beside the caller speeds up the export.
+        """
+        return self.format in ("parquet", "arrow") or (self.is_text and self.compression != "none")
+
+    @property
     def conditions_shown(self) -> list[str]:
         """Return the conditions as strings for the manifest."""
         values = [(condition, str(condition.value)) for condition in self.conditions]

@@ -133,9 +133,11 @@ def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
         yield batch.select(np.arange(start, min(start + _AT_ONCE, len(batch))))
 
 
-def export_range(spec: Export, folder: str, part: Any) -> ExportedRange:
-    """Export an `ExportRange` into a new folder for this attempt below ``folder``. Raises:
-    WriteError.
+def export_range(spec: Export, folder: str, behind: bool, part: Any) -> ExportedRange:
+    """Export an `ExportRange` into a new folder for this attempt below ``folder``.
+
+    ``behind``: see `RangeSink`.
+    Raises: WriteError.
     """
     from rmqctl.export.sink import RangeSink
 
@@ -143,7 +145,8 @@ def export_range(spec: Export, folder: str, part: Any) -> ExportedRange:
     malloc_tuning.keep_freed_memory()
     tally = ExportTally()
     reading = RangeWalk(part, tally)
-    sink = RangeSink(spec, part.origin, folder, at=part.at, buckets=part.buckets, alone=part.alone)
+    sink = RangeSink(spec, part.origin, folder, at=part.at, buckets=part.buckets, alone=part.alone,
+                     behind=behind)
     try:
         for batch in reading:
             tally.passed(batch)

@@ -8,6 +8,7 @@ import gzip
 import hashlib
 import io
 import json
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ import pytest
 from fastavro import reader
 from pyarrow import parquet
 
-from rmqctl.export import arrow_files, files, xlsx
+from rmqctl.export import arrow_files, columns, files, one_file, xlsx
+from rmqctl.scan import tolerant
 from tests.adversary.writer import Layout, Writer
 from tests.conftest import GoldenFolder, Runner
 from tests.support import damage
@@ -180,6 +182,34 @@ def test_a_failed_write_leaves_nothing(golden: GoldenFolder, rmqctl: Runner, tmp
         done = rmqctl("export", golden(SETS[0]), "--out", tmp_path / f"all.{ending}").expect(5)
         assert "No space left" in done.err or "no space left" in done.err
         assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["write", "add"])
+def test_a_thread_that_writes_ends_with_the_export(
+        where: str, error: BaseException, golden: GoldenFolder, rmqctl: Runner, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever side fails: the thread that encodes, or the caller that reads."""
+    monkeypatch.setattr(one_file, "FLUSH", 1)
+    monkeypatch.setattr(tolerant, "CHUNK", 8_000)
+    threads, calls = set[str](), list[object]()
+    owner: Any = arrow_files.ParquetFile if where == "write" else columns.ColumnBuffer
+    real = getattr(owner, where)
+
+    def failing(*arguments: Any) -> None:
+        threads.add(threading.current_thread().name)
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise error
+        real(*arguments)
+
+    monkeypatch.setattr(owner, where, failing)
+    before = threading.active_count()
+    failed = rmqctl("export", golden(SETS[0]), "--out", tmp_path / "a.parquet")
+    assert failed.code == (130 if isinstance(error, KeyboardInterrupt) else 5)
+    assert (threading.current_thread().name in threads) == (where == "add")
+    assert threading.active_count() == before
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_that_a_sender_wrote_is_a_formula(rmqctl: Runner, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Runs tasks in threads of this process; results are in the order of the tasks.
 
+`parallel` runs many tasks at once; `Behind` runs them one after the other, in a thread beside the
+caller.
+
 The loops over bytes (in the kernel extension, NumPy and `pread`) run without the GIL, so threads
 use several cores. The standard library's thread pool is not used, because it imports three times as
 many modules.
@@ -65,6 +68,48 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
             yield slot.task, slot.taken()
     finally:
         crew.end()
+
+
+class Behind(Generic[T]):
+    """A thread that carries out ``work`` for items, one after the other, while the caller prepares
+    the next item.
+
+    At most one item is in progress, so memory stays flat. The caller must call `end`. The work
+    should not need the GIL for long.
+    """
+
+    def __init__(self, work: Callable[[T], None]) -> None:
+        self._work: Callable[[list[T]], None] = lambda box: work(box.pop())
+        self._crew: _Crew[list[T], None] = _Crew(self._work)
+        self._slot: _Slot[list[T], None] | None = None
+
+    def put(self, item: T) -> None:
+        """Wait until the previous item is done, and begin with this one.
+
+        Raises: the exception of the previous item.
+        """
+        self.settle()
+        slot: _Slot[list[T], None] = _Slot([item])  # a box: nothing refers to an item that is done
+        del item
+        if not self._crew.threads and not self._crew.start_one():  # no thread is available
+            slot.run(self._work)
+            slot.taken()
+            return
+        self._slot = slot
+        self._crew.todo.put(slot)
+
+    def settle(self) -> None:
+        """Wait until no item is in progress. Raises: the exception of the item."""
+        slot = self._slot
+        if slot is not None:
+            try:
+                slot.taken()
+            finally:
+                self._slot = None
+
+    def end(self) -> None:
+        """End the thread, and wait until it has ended. May be called more than once."""
+        self._crew.end()
 
 
 class _Slot(Generic[T, R]):
