@@ -15,6 +15,10 @@ _DICTIONARY = ("store", "file", "magic", "topic", "born_host", "store_host", "ta
                "properties.key_value.key")
 """Parquet columns with few distinct values, for which a dictionary saves space."""
 _NO_STATISTICS = ("body", "record", "properties_raw")
+_NUMBERS = "DELTA_BINARY_PACKED"
+"""Encoding of numbers and times. Most of them differ little from the previous one, so their pages
+become much smaller, and compressing these takes half the time.
+"""
 _ZSTD_LEVEL = 1
 _SYNC_INTERVAL = 1 << 20
 _AVRO_CODECS = {"deflate": "deflate", "none": "null"}
@@ -44,6 +48,9 @@ class ParquetFile:
             target, spec.schema, compression=spec.compression.replace("none", "NONE"),
             compression_level=_ZSTD_LEVEL if spec.compression == "zstd" else None,
             use_dictionary=[name for name in names if name in _DICTIONARY],
+            column_encoding={field.name: _NUMBERS for field in spec.schema
+                             if pa.types.is_integer(field.type)
+                             or pa.types.is_timestamp(field.type)},
             write_statistics=[name for name in names if name not in _NO_STATISTICS])
 
     def write(self, chunk: pa.Table) -> None:

@@ -212,6 +212,19 @@ def test_a_thread_that_writes_ends_with_the_export(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_numbers_are_encoded_as_differences(golden: GoldenFolder, rmqctl: Runner,
+                                            tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rmqctl("export", golden(SETS[0]), "--out", path).expect(0)
+    group = parquet.ParquetFile(path).metadata.row_group(0)
+    encodings = {group.column(number).path_in_schema: group.column(number).encodings
+                 for number in range(group.num_columns)}
+    for name in ("physical_offset", "queue_id", "store_timestamp"):
+        assert "DELTA_BINARY_PACKED" in encodings[name], name
+    for name in ("topic", "body", "crc_ok"):
+        assert "DELTA_BINARY_PACKED" not in encodings[name], name
+
+
 def test_nothing_that_a_sender_wrote_is_a_formula(rmqctl: Runner, tmp_path: Path) -> None:
     writer = Writer(Layout(log_file_size=1 << 18), seed=1)
     for number, body in enumerate((b"=1+1", "＝cmd".encode(), b"https://x", b"long" * 20_000)):
