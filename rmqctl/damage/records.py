@@ -30,9 +30,9 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.scan.damage.tails import MAX_TAIL, tails_of
-from rmqctl.scan.overlay import LogPart, OverlayPiece
+from rmqctl.scan.overlay import LogPart, Nearby, OverlayPiece
 from rmqctl.scan.resync import MAX_RECORD
-from rmqctl.scan.source import Nearby, Source
+from rmqctl.scan.source import Source
 
 FIELDS = {name: slice(field.offset, field.offset + field.size) for name in (
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")

@@ -185,36 +185,6 @@ class BytesSource:
         return position
 
 
-class Nearby:
-    """A source whose short reads at close positions are served from one window in memory.
-
-    The window grows while the positions are close to each other, so that bytes between distant
-    positions are not read. The bytes must not change while this object is used.
-    """
-
-    _LEAST, _MOST = 4 << 10, 256 << 10
-
-    def __init__(self, source: Source) -> None:
-        self.name, self.base, self.head = source.name, source.base, source.head
-        self.size, self.witness = source.size, source.witness
-        self.read_into, self.next_data = source.read_into, source.next_data
-        self._of, self._data, self._start = source, b"", 0
-        self._window = self._LEAST
-
-    def read(self, position: int, length: int) -> bytes:
-        inside = position - self._start
-        if 0 <= inside and inside + length <= len(self._data):
-            return self._data[inside:inside + length]
-        if length > self._LEAST:
-            return self._of.read(position, length)
-        is_close = 0 <= inside < len(self._data) + self._window // 4
-        self._window = min(2 * self._window, self._MOST) if is_close else self._LEAST
-        self._start = max(0, position - self._window // 16)
-        self._data = self._of.read(self._start, self._window)
-        inside = position - self._start
-        return self._data[inside:inside + length]
-
-
 class AtHand:
     """A source with some of its bytes in memory. A walk has read these bytes; they are not read
     from the file again.

@@ -83,9 +83,9 @@ from rmqctl.repair.salvage.mend.topics import (
 from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.overlay import LogPart, OverlayPiece
+from rmqctl.scan.overlay import LogPart, Nearby, OverlayPiece
 from rmqctl.scan.resync import is_placed
-from rmqctl.scan.source import Nearby, Source
+from rmqctl.scan.source import Source
 from rmqctl.store.store import Store
 
 _PLACING = "total_size", "magic", "physical_offset"
