@@ -151,10 +151,10 @@ class Entries:
         if len(pieces) >= _PIECES:
             number, held, pieces = number + 1, Held(0, 0, ()), ()
         data = bytes(self._buffer)
+        self._buffer.clear()  # not twice in memory while it is sent
         piece = self._objects.add(SMALL, "", held.size, data)
         self._files[f"{FOLDER}{number:06d}"] = Held(
             held.size + len(data), max(held.changed, self._log_end), (*pieces, piece))
-        self._buffer.clear()
 
 
 def _read_ends(objects: Objects, last: Note) -> dict[str, _End]:

@@ -67,7 +67,7 @@ PIECE, _SMALL_PIECE = 4 << 20, 4 << 20
 of any other file.
 """
 _AT_ONCE = 2
-"""Maximum number of pieces of the log that are uploaded at the same time."""
+"""Maximum number of pieces of the log in memory. An object store gets them at the same time."""
 _COMPARED = 64 << 10
 """Maximum number of bytes at the end of the stored log that are compared with the store's log."""
 _DAY = 86_400_000
@@ -103,10 +103,11 @@ class _Uploads(Copies):
         sent: deque[Future[Piece]] = deque()
         try:
             for position, data in self._read_pieces(source, relative, start, end):
-                if len(sent) == self._at_once:
-                    pieces.append(self._noted(relative, sent.popleft()))
                 sent.append(self._sending.submit(
                     self.objects.add, LOG, relative, position, data))
+                del data  # only the pieces under way are in memory
+                if len(sent) == _AT_ONCE:
+                    pieces.append(self._noted(relative, sent.popleft()))
         finally:
             wait(sent)  # no upload may still run after the return
         pieces += [self._noted(relative, piece) for piece in sent]
@@ -121,11 +122,13 @@ class _Uploads(Copies):
             if position < self.border - source.base < stop:
                 stop = self.border - source.base
             data = self._read(source, relative, position, stop - position)
+            length = len(data)
             if used_length(data):
-                yield position, data
-            position += len(data)
-            self.pace(len(data))
-            del data  # free the memory before the next read
+                piece = [data]
+                del data  # the caller has the only reference
+                yield position, piece.pop()
+            position += length
+            self.pace(length)
 
     def _noted(self, relative: str, sent: Future[Piece]) -> Piece:
         piece = sent.result()

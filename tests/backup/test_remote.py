@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -504,6 +505,33 @@ def test_what_cannot_be_reached_for_a_while_does_not_end_every(
     done = rmqctl("backup", root, url, "--every", "10ms").expect(2)
     assert "the next run tries again" in " ".join(done.err.split())
     assert len(require_points(url)) == 2
+
+
+def test_few_pieces_are_in_memory(growing: Growing, url: str,
+                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    root, lock, under_way, most = growing(0, 100), threading.Lock(), 0, 0
+    read, add = remote._Uploads._read, Objects.add
+
+    def counted(uploads: Any, *args: Any) -> bytes:
+        nonlocal under_way, most
+        data = read(uploads, *args)
+        with lock:
+            under_way += any(data)
+            most = max(most, under_way)
+        return data
+
+    def added(objects: Objects, folder: str, *args: Any) -> Any:
+        nonlocal under_way
+        piece = add(objects, folder, *args)
+        with lock:
+            under_way -= folder == "log"
+        return piece
+
+    monkeypatch.setattr(remote, "PIECE", 512)
+    monkeypatch.setattr(remote._Uploads, "_read", counted)
+    monkeypatch.setattr(Objects, "add", added)
+    run(root, url)
+    assert 1 <= most <= remote._AT_ONCE
 
 
 @pytest.mark.long
