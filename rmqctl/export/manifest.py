@@ -144,6 +144,8 @@ def _store(result: StoreResult) -> dict[str, Any]:
         "messages_undecided": result.undecided,
         "messages_replaced": result.replaced,
         "messages_already_lost": result.lost.counted,
+        "lost_messages": [place._asdict() for place in result.losses.places],
+        "lost_elsewhere": result.lost_elsewhere,
         "damage": _faults(result.damage),
         "missing": _faults(result.missing),
         "in_progress": None if result.in_progress is None else _span(result.in_progress),

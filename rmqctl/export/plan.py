@@ -9,13 +9,15 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from rmqctl import vfs
 from rmqctl.checks.preflight.missing import MissingMessages, missing
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.export.forms import buffer, opened
 from rmqctl.export.layout import Partitions
+from rmqctl.export.lost_part import MAX_PLACES, LostPlace, Range, lost_places, may_lack
 from rmqctl.export.spec import Export
 from rmqctl.export.staging import checked_target
 from rmqctl.export.tally import GAP, UNREADABLE, ExportTally
@@ -40,6 +42,18 @@ BUCKET, MIN_BUCKET, MAX_BUCKETS = 256 << 20, 4 << 20, 1024
 _SAMPLES, _SAMPLE = 8, 4 << 20
 
 
+class ExportLosses(NamedTuple):
+    """Known losses of a store.
+
+    ``places``: the first lost messages that queues prove.
+    ``in_part``: whether messages of the exported part may be lost.
+    """
+
+    messages: MissingMessages = MissingMessages()
+    places: tuple[LostPlace, ...] = ()
+    in_part: bool = True
+
+
 @dataclass(slots=True)
 class StorePlan:
     """Plan for a store.
@@ -57,13 +71,28 @@ class StorePlan:
     served: bool = False
     opened: Callable[[], Store] | None = None
     """Function that opens the store again to determine its losses."""
+    wanted: Selection = field(default_factory=Selection)
 
-    def missing_from(self, *, damaged: bool) -> MissingMessages:
-        """Return the known losses of the store."""
+    def losses(self, ranges: Sequence[Range] | None, *, damaged: bool) -> ExportLosses:
+        """Return the known losses of the store.
+
+        ``ranges``: all damaged and missing ranges of the log that were found; None if unknown.
+        """
         if self.opened is None:
-            return MissingMessages()
+            return ExportLosses()
         with self.opened() as store:
-            return missing(store, damaged=damaged)
+            lost = missing(store, damaged=damaged)
+            if not (lost.total or damaged):
+                return ExportLosses(lost, in_part=False)
+            places: tuple[LostPlace, ...] = ()
+            try:
+                if lost.queues is not None:
+                    places = tuple(islice(lost_places(store, lost.queues), MAX_PLACES))
+                inside = self.served or may_lack(store, self.wanted, lost.queues, lost.unplaced,
+                                                 ranges)
+            except StoreIOError:
+                inside = True
+            return ExportLosses(lost, places, in_part=inside)
 
     @property
     def bytes(self) -> int:
@@ -91,7 +120,7 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
         with opened() as store:
             served = _served(store, number, name, wanted) if compacted else None
             plans.append(served or _planned(store, number, name, wanted, jobs, count))
-        plans[-1].opened = opened
+        plans[-1].opened, plans[-1].wanted = opened, wanted
     return plans
 
 

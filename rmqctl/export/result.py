@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rmqctl.checks.preflight.missing import MissingMessages
 from rmqctl.export.attempt import WrittenFile
-from rmqctl.export.plan import StorePlan
+from rmqctl.export.plan import ExportLosses, StorePlan
 from rmqctl.export.tally import GAP, ExportTally
 from rmqctl.export.task import ExportedRange
 from rmqctl.scan.frames import DAMAGED, Span
@@ -21,14 +21,30 @@ class StoreResult(ExportTally):
     files: int = 0
     bytes: int = 0
     in_progress: Span | None = None
-    lost: MissingMessages = field(default_factory=MissingMessages)
+    losses: ExportLosses = field(default_factory=ExportLosses)
     """Messages that the store is known to have lost."""
 
     @property
+    def lost(self) -> MissingMessages:
+        return self.losses.messages
+
+    @property
     def complete(self) -> bool:
-        """Return whether no message is known to be missing and every body matches its CRC."""
-        return not (self.bad_crc or self.damage.count or self.missing.count or self.replaced
-                    or self.lost.total)
+        """Return whether no message of the exported part is known to be missing and every body
+        matches its CRC.
+        """
+        return not (self.bad_crc or self.replaced_here or self.lost.in_repairs
+                    or self.lost.discarded or (self.losses.in_part and self._lacks))
+
+    @property
+    def _lacks(self) -> bool:
+        """Return whether messages are missing, in the exported part or elsewhere."""
+        return bool(self.damage.count or self.missing.count or self.lost.total)
+
+    @property
+    def lost_elsewhere(self) -> bool:
+        """Return whether messages are missing only outside the exported part."""
+        return self._lacks and self.complete
 
     @property
     def undecided(self) -> int:
@@ -62,7 +78,11 @@ class StoreResult(ExportTally):
             self.in_progress = damaged.pop()
         self.tail = damaged
         self._settle()
-        self.lost = self.plan.missing_from(
+        spans = [*self.damage.spans, *self.missing.spans]
+        listed = len(spans) == self.damage.count + self.missing.count and all(
+            span.length for span in spans)
+        self.losses = self.plan.losses(
+            [(span.offset, span.end) for span in spans] if listed else None,
             damaged=bool(self.bad_crc or self.damage.count or self.missing.count))
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from rmqctl.formats.local.filler import TOPIC as UNKNOWN_TOPIC
 from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import BLANK, Batch, Span
 from rmqctl.scan.passed_over import Damage
+from rmqctl.scan.text import topics
 
 MAX_NAMED = 200
 """Maximum number of listed damaged places, and of listed messages with a CRC mismatch; all are
@@ -40,6 +42,8 @@ class ExportTally:
     rows: int = 0
     replaced: int = 0
     """Number of fillers, plus the number of damaged messages that a repair kept."""
+    replaced_here: int = 0
+    """Part of `replaced`: those that are exported, and fillers for messages of unknown topics."""
     bad_crc: int = 0
     bad_crc_at: list[int] = field(default_factory=list)
     damage: CountedSpans = field(default_factory=CountedSpans)
@@ -54,13 +58,21 @@ class ExportTally:
         """Add the next batch from the log. A batch's spans come after its messages."""
         if len(batch):
             self.messages += len(batch)
-            self.replaced += int(replaced(batch).sum())
+            marked = replaced(batch)
+            if marked.any():
+                self.replaced += int(marked.sum())
+                self.replaced_here += int((marked & topics(batch).equal(
+                    UNKNOWN_TOPIC.encode())).sum())
             self._settle()
         self._behind([span for span in batch.spans if span.kind != BLANK])
 
     def exported(self, batch: Batch) -> None:
         """Add exported messages, in physical order."""
         self.rows += len(batch)
+        marked = replaced(batch)
+        if marked.any():
+            self.replaced_here += int((marked & ~topics(batch).equal(
+                UNKNOWN_TOPIC.encode())).sum())
         ok = batch.crc_ok()
         if not ok.all():
             bad = batch.offset[~ok]
@@ -78,6 +90,7 @@ class ExportTally:
         self.messages += later.messages
         self.rows += later.rows
         self.replaced += later.replaced
+        self.replaced_here += later.replaced_here
         self._bad_crc(later.bad_crc, later.bad_crc_at)
         self._within(later.first_time, later.last_time, later.first_offset, later.last_offset)
 

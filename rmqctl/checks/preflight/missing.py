@@ -20,6 +20,9 @@ from rmqctl.store.log.end import last_dispatched
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rmqctl.checks.consumers import QueueLosses
     from rmqctl.checks.verify.context import RangeResult
 
 
@@ -30,11 +33,15 @@ class MissingMessages(NamedTuple):
     unknown).
     ``in_repairs``: messages that repairs dropped.
     ``discarded``: undecided records that repairs dropped.
+    ``queues``: the losses of each queue (None: unknown).
+    ``unplaced``: number of messages in ``known_lost`` whose queue is unknown.
     """
 
     known_lost: int | None = None
     in_repairs: int = 0
     discarded: int = 0
+    queues: Mapping[tuple[str, int], QueueLosses] | None = None
+    unplaced: int = 0
 
     @property
     def already(self) -> int:
@@ -76,7 +83,11 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
         if count is None:
             from rmqctl.checks.preflight.preflight import preflight
 
-            count = preflight(store, full=True).account.known_lost
+            predicted = preflight(store, full=True)
+            lost = predicted.account
+            return unjudged._replace(
+                known_lost=lost.known_lost, queues=predicted.queue_losses,
+                unplaced=lost.known_lost - sum(lost.already_by_topic.values()))
         return unjudged._replace(known_lost=count)
     except (StoreIOError, UsageError):
         return unjudged

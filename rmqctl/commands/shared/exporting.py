@@ -254,6 +254,8 @@ def _warn(out: Output, result: StoreResult) -> None:
         out.warn(f"{name}: {replaced_text(result.replaced)}")
     for text in lost_texts(result.lost):
         out.warn(f"{name}: {text}")
+    if result.lost_elsewhere:
+        out.note(f"{name}: the exported part is complete: what is lost or damaged is outside it")
     if result.in_progress is not None:
         out.note(f"{name}: the record at physical offset {result.in_progress.offset} is "
                  "being written by the process that holds the store")
