@@ -8,6 +8,7 @@ from rmqctl.damage.verdicts import OF_ACTION, Evidence, LogRange, Remedy, Verdic
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.plan import Plan
+from rmqctl.repair.salvage.checkpoint_times import time_evidence
 from rmqctl.scan.damage.leads import Leads
 from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.frames import BLANK, ZERO, Span
@@ -33,14 +34,14 @@ def explain(store: Store, plan: Plan, offset: int) -> LogRange:
         for row, (start, size) in enumerate(zip(
                 batch.offset.tolist(), batch.column("total_size").tolist(), strict=True)):
             if start - batch.head <= offset < start + size:
-                return _message(plan, source, decode(batch.bytes_at(row)))
+                return _message(store, plan, source, decode(batch.bytes_at(row)))
         for span in batch.spans:
             if span.offset <= offset < span.end:
-                return _span(plan, source, span, offset)
+                return _span(store, plan, source, span, offset)
     raise UsageError(f"physical offset {offset}: no record and no damage found")
 
 
-def _message(plan: Plan, source: Source, record: Record) -> LogRange:
+def _message(store: Store, plan: Plan, source: Source, record: Record) -> LogRange:
     start, end = record.physical_offset, record.physical_offset + record.total_size
     is_intact = record.crc_ok or not record.body
     evidence = [Evidence("record", "its body matches its CRC" if is_intact else
@@ -64,16 +65,18 @@ def _message(plan: Plan, source: Source, record: Record) -> LogRange:
     contradicted = leads is False or (bool(index_keys) and not own)
     verdict = Verdict.DAMAGED if not is_intact else plan.verdicts.get(
         start, Verdict.CONTRADICTED if contradicted else Verdict.INTACT)
+    if verdict in (Verdict.UNDECIDED, Verdict.CONTRADICTED):
+        evidence += _times(store, record)
     return LogRange(start, end, verdict, tuple(evidence),
                     _remedy(plan, start, end))
 
 
-def _span(plan: Plan, source: Source, span: Span, offset: int) -> LogRange:
+def _span(store: Store, plan: Plan, source: Source, span: Span, offset: int) -> LogRange:
     frame = next(((start, size) for start, size in span.doubtful
                   if start <= offset < start + size), None)
     if frame is not None:
         start, end = frame[0], sum(frame)
-        evidence = [*_undecided(source, span, start - source.base, frame[1])]
+        evidence = [*_undecided(store, source, span, start - source.base, frame[1])]
         return LogRange(start, end, Verdict.UNDECIDED, tuple(evidence), _remedy(plan, start, end))
     verdict = Verdict.UNUSED if span.kind in (BLANK, ZERO) and not span.reason else Verdict.DAMAGED
     evidence = [Evidence("record", span.reason + (f" (field {span.field})" if span.field else "")
@@ -85,7 +88,8 @@ def _span(plan: Plan, source: Source, span: Span, offset: int) -> LogRange:
                     _remedy(plan, span.offset, span.end))
 
 
-def _undecided(source: Source, span: Span, position: int, size: int) -> Iterator[Evidence]:
+def _undecided(store: Store, source: Source, span: Span, position: int,
+               size: int) -> Iterator[Evidence]:
     yield Evidence("damage", f"the damaged record at {span.offset}, whose length is unknown, may "
                    "contain this record")
     try:
@@ -98,6 +102,13 @@ def _undecided(source: Source, span: Span, position: int, size: int) -> Iterator
         yield Evidence("assumed", f"no record has more than {source.witness.largest_record} bytes")
         if source.witness.confirms(record) is None:
             yield Evidence("consumequeue", "no entry has this queue offset")
+    yield from _times(store, record)
+
+
+def _times(store: Store, record: Record) -> Iterator[Evidence]:
+    times = time_evidence(store, record.store_timestamp)
+    if times is not None:
+        yield Evidence("checkpoint", times)
 
 
 def _remedy(plan: Plan, start: int, end: int) -> Remedy:

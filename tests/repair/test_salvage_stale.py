@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -541,3 +542,26 @@ def test_a_frame_in_the_message_of_an_entry_behind_a_page_is_none(tmp_path: Path
     assert read == {put.physical for put in writer.puts} - {hit.physical}
     output = rmqctl("recover", root, "--explain", str(behind)).out
     assert "an entry points to a message" in output
+
+
+def test_times_of_the_checkpoint_are_evidence(tmp_path: Path, rmqctl) -> None:
+    """They are shown for undecided records, and change nothing."""
+    root, _, stale = with_old_page(tmp_path)
+    recover = ("recover", root, *SMALL, "-o", "json")
+    sound = rmqctl(*recover).expect(1).json()
+    note, = [note for note in sound["notes"] if note.startswith("checkpoint: ")]
+    assert f"of {len(stale)} undecided records, 0 were stored after physicMsgTimestamp" in note
+    explained = rmqctl(*recover, "--explain", str(stale[0])).expect(0).json()
+    detail, = [item["detail"] for item in explained["evidence"]
+               if item["source"] == "checkpoint"]
+    assert "is not after physicMsgTimestamp" in detail
+    # An early time, and a damaged one.
+    checkpoint = root / "checkpoint"
+    page = checkpoint.read_bytes()
+    for time, text in ((1, f"{len(stale)} were stored after physicMsgTimestamp"), (1 << 60, "")):
+        checkpoint.write_bytes(struct.pack(">q", time) + page[8:])
+        plan = rmqctl(*recover).expect(1).json()
+        notes = [note for note in plan["notes"] if note.startswith("checkpoint: ")]
+        assert len(notes) == bool(text)
+        assert all(text in note for note in notes)
+        assert plan["ambiguous"] == sound["ambiguous"]

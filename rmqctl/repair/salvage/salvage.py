@@ -28,6 +28,7 @@ from rmqctl.formats.local.header_rules import FLAG_BITS, STORE_HOST
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.repair.plan import Action, Dropped, Lost, Step
 from rmqctl.repair.salvage import filler
+from rmqctl.repair.salvage.checkpoint_times import note_on_times
 from rmqctl.repair.salvage.copies import Copier, CopyResult
 from rmqctl.repair.salvage.correct import Chances, Correct
 from rmqctl.repair.salvage.filler import Style
@@ -285,6 +286,8 @@ class _Job:
             self.left_out += survey.unclear
             self.notes.append(f"{ambiguity(survey.unclear)}; they are left out, unless "
                               "--ambiguous keep is given")
+        if (times := note_on_times(self.store, self.left_out)) is not None:
+            self.notes.append(times)
         return self._fill(parts, survey, gatherer, evidence, restored)
 
     def _copy(self, survey: Survey, parts: Sequence[LogPart]) -> tuple[Sequence[LogPart], Survey]:
