@@ -1,5 +1,5 @@
-"""Explanations of findings and actions, from explanations.toml and explanations.zh.toml
-(Chinese).
+"""Explanations of findings, actions and words of screens, from explanations.toml and
+explanations.zh.toml (Chinese).
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.errors import UsageError
 
-FINDING, ACTION = "finding", "action"
+FINDING, ACTION, WORD = "finding", "action", "word"
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of a finding or an action.
+    """Explanation of a finding, an action or a word.
 
-    * ``kind``: `FINDING` or `ACTION`
-    * ``cause``: the cause of a finding, or the effect of an action
+    * ``kind``: `FINDING`, `ACTION` or `WORD` (a caption or a state on a screen)
+    * ``cause``: the cause of a finding, the effect of an action, or the meaning of a word
     * ``brokers``: how brokers react to the damage
     * ``advice``: what the user should do
 
-    ``severity``, ``meaning``, ``brokers`` and ``advice`` are "" for actions.
+    ``severity``, ``meaning``, ``brokers`` and ``advice`` are "" for actions and words.
     """
 
     name: str
@@ -48,7 +48,8 @@ class Explanation:
 
 @cache
 def explanations(lang: str = "en") -> dict[str, Explanation]:
-    """Return all explanations by name: findings in the order of `CATEGORIES`, then actions.
+    """Return all explanations by name: findings in the order of `CATEGORIES`, then actions,
+    then words.
 
     The language is English (``en``) or Chinese (``zh``); ``meaning`` is always in English.
     """
@@ -57,8 +58,9 @@ def explanations(lang: str = "en") -> dict[str, Explanation]:
     read = tomllib.loads(text)
     by_name = {explanation.name: explanation for explanation in _findings(read)}
     ordered = {name: by_name[name] for name in CATEGORIES if name in by_name}
-    return ordered | {name: Explanation(name, ACTION, cause)
-                      for name, cause in read["actions"].items()}
+    return ordered | {name: Explanation(name, kind, cause)
+                      for kind, table in ((ACTION, "actions"), (WORD, "words"))
+                      for name, cause in read[table].items()}
 
 
 def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
@@ -71,9 +73,10 @@ def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
 
 
 def explain(name: str, lang: str = "en") -> Explanation:
-    """Return the explanation of a finding or an action.
+    """Return the explanation of a finding, an action or a word.
 
-    ``name``: the name or a unique prefix of the name.
+    ``name``: the name or a unique prefix of the name; words count only if no other name has the
+    prefix.
     Raises: UsageError with similar names for any other name.
     """
     by_name = explanations(lang)
@@ -81,8 +84,9 @@ def explain(name: str, lang: str = "en") -> Explanation:
     if wanted in by_name:
         return by_name[wanted]
     begun = [candidate for candidate in by_name if wanted and candidate.startswith(wanted)]
+    begun = [candidate for candidate in begun if by_name[candidate].kind != WORD] or begun
     if len(begun) == 1:
         return by_name[begun[0]]
     near = difflib.get_close_matches(wanted, by_name, n=3, cutoff=0.5)
-    raise UsageError(f"no finding or action is named {name!r}" + (
+    raise UsageError(f"no finding, action or word is named {name!r}" + (
         f"; did you mean {' or '.join(near)}?" if near else "; `rmqctl explain` lists all names"))

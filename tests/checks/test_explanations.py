@@ -8,11 +8,12 @@ import shlex
 
 import pytest
 
-from rmqctl.checks.explanations import ACTION, explain, explanations
+from rmqctl.checks.explanations import FINDING, WORD, explain, explanations
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.commands import REGISTRY
 from rmqctl.commands.app.describe import parameters
 from rmqctl.commands.app.lazy import load
+from rmqctl.damage.verdicts import Verdict
 from rmqctl.errors import UsageError
 from tests.support.source import nodes, together, trees
 
@@ -39,11 +40,11 @@ def verbs() -> set[str]:
 
 
 def test_every_finding_has_its_text() -> None:
-    names = {name for name, explanation in explanations().items() if explanation.kind != ACTION}
+    names = {name for name, explanation in explanations().items() if explanation.kind == FINDING}
     assert names == set(CATEGORIES)
     for explanation in explanations().values():
         assert explanation.cause.endswith(".")
-        if explanation.kind != ACTION:
+        if explanation.kind == FINDING:
             assert explanation.brokers.endswith(".")
             assert explanation.advice
 
@@ -53,6 +54,38 @@ def test_every_action_has_its_text() -> None:
     texts = verbs()
     assert len(texts) > 5
     assert texts - explanations().keys() == set()
+
+
+_SCREENS = ("rmqctl/commands/check/doctor.py", "rmqctl/commands/check/preflight.py",
+            "rmqctl/checks/metadata/judge.py", "rmqctl/checks/preflight/downgrade.py")
+_PLAIN = {"stored from", "stored to", "hint"}
+"""Captions that say all themselves."""
+
+
+def captions() -> set[str]:
+    """What the screens call their values: ``facts["already lost"]``."""
+    names = set()
+    for path, tree in trees().items():
+        if path.as_posix().endswith(_SCREENS):
+            names |= {node.slice.value for node in nodes(tree) if isinstance(node, ast.Subscript)
+                      and "facts" in ast.unparse(node.value)
+                      and isinstance(node.slice, ast.Constant)}
+    return names
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_words_of_the_screens_have_their_text(lang: str) -> None:
+    words = {name for name, explanation in explanations(lang).items() if explanation.kind == WORD}
+    assert len(captions()) > 10
+    assert captions() - words - _PLAIN == set()
+    assert {verdict.value for verdict in Verdict} - words == set()
+    assert words == {name for name, explanation in explanations().items()
+                     if explanation.kind == WORD}
+
+
+def test_a_prefix_means_a_finding_or_an_action_first() -> None:
+    assert explain("replace").name == "replace entry"
+    assert explain("already").name == "already lost"
 
 
 def commands() -> set[str]:

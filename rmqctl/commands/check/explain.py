@@ -20,13 +20,14 @@ def command(
     *,
     name: Annotated[str | None, typer.Argument(
         metavar="[NAME]", show_default=False, autocompletion=complete_findings,
-        help="A finding of verify (body-crc) or an action of a plan (fill). Default: list all "
-             "names.")] = None,
+        help="A finding (body-crc), an action of a plan (fill) or a word on a screen (undecided). "
+             "Default: list all names.")] = None,
     out: Out,
 ) -> None:
     """Explain a finding or an action, its cause, what brokers do, and what to do about it.
 
-    Accepts the names that `rmqctl verify`, `doctor`, `preflight` and `recover` print.
+    Accepts the names that `rmqctl verify`, `doctor`, `preflight` and `recover` print, and the words
+    that they use for states, such as "already lost".
 
         rmqctl explain body-crc
         rmqctl explain "move aside"
@@ -48,6 +49,13 @@ def command(
 
 
 def _show(page: Human, explanation: Explanation) -> None:
+    from rmqctl.checks.explanations import WORD
+
+    if explanation.kind == WORD:
+        page.text(Phrase("{name}: a word that screens use", name=explanation.name), "bold")
+        page.heading("Meaning")
+        page.text(explanation.cause)
+        return
     page.text(Phrase("{name} ({severity}): {meaning}", name=explanation.name,
                      severity=explanation.severity, meaning=explanation.meaning)
               if explanation.meaning else
