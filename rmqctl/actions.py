@@ -63,8 +63,8 @@ class Action:
             return ", ".join(
                 f"{name.split('_')[0]} {time_or_zero(number) if name.endswith(_TIME) else number}"
                 for name, number in value.items())
-        if not self.unit:
-            return value
+        if not self.unit or (isinstance(value, str) and not value[:1].isdigit()):
+            return value  # a state, such as "unreadable", has no unit
         unit = "entry" if self.unit == "row" else self.unit
         unit = unit if value == 1 else _PLURALS.get(unit, unit + "s")
         return f"{value:,} {unit}" if isinstance(value, int) else f"{value} {unit}"

@@ -60,6 +60,10 @@ class _Kind(NamedTuple):
     entries: str
     shape: str
 
+    @property
+    def unit(self) -> str:
+        return "entry" if self.shape == "numbers" else self.entry
+
     def counted(self, number: int) -> str:
         return plural(number, self.entry, self.entries)
 
@@ -171,7 +175,7 @@ class _Mender:
             self.mended.steps.append(step(main.path, data))
             self.mended.actions.append(Action(
                 "restore", main.path, main.state, file.entries,
-                f"{main.reason}; a broker reads {os.path.basename(backup.path)} instead",
+                f"{main.reason}; a broker reads {os.path.basename(backup.path)} instead", "entry",
                 proof={"backup": backup.path}))
         elif file.used is None and not self._mended_free(file):
             self._aside(file, what_follows, empty=True)
@@ -196,7 +200,7 @@ class _Mender:
         self.mended.steps.append(Replace(main.path, fastjson.build(readable.value)))
         self.mended.actions.append(Action(
             "mend", main.path, main.state, count,
-            f"{main.reason}; {plural(count, 'entry', 'entries')} can be read{text}",
+            f"{main.reason}; {plural(count, 'entry', 'entries')} can be read{text}", "entry",
             proof={"entries_read": count, "entries_damaged": len(readable.lost)}))
         return True
 
@@ -481,7 +485,7 @@ class _Mender:
         step = Create if file.main.state == MISSING else Replace
         self.mended.steps.append(step(file.main.path, data))
         self.mended.actions.append(Action(verb, file.main.path, file.main.state, len(entries),
-                                          reason, proof=proof))
+                                          reason, kind.unit, proof=proof))
 
 
 def _texts(lost: Sequence[DamagedEntry]) -> str:
