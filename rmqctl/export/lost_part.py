@@ -17,7 +17,6 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from rmqctl.checks.consumers import QueueLosses
-from rmqctl.checks.preflight.lost import units_at
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.formats.local.properties import LMQ_PREFIX
@@ -80,15 +79,13 @@ def lost_places(store: Store, queues: Queues) -> Iterator[LostPlace]:
 
 def _of_queue(queue: ConsumeQueue | None, topic: str, queue_id: int, start: int,
               end: int) -> Iterator[LostPlace]:
-    import numpy as np
-
-    units = None
+    entries: list[tuple[int, int]] = [(0, 0)] * (end - start)
     if isinstance(queue, ConsumeQueue) and queue.exists:
         with closing(queue):
-            units = units_at(queue, np.arange(start, end))
-    for number, offset in enumerate(range(start, end)):
-        place, size = (0, 0) if units is None else (
-            int(units["physical_offset"][number]), int(units["size"][number]))
+            units = map(queue.unit, range(start, end))
+            entries = [(0, 0) if unit is None else (unit.physical_offset, unit.size)
+                       for unit in units]
+    for offset, (place, size) in zip(range(start, end), entries, strict=True):
         is_entry = size >= MIN_SIZE and size != FILLER.size and place >= 0
         yield LostPlace(topic, queue_id, offset, place if is_entry else None,
                         size if is_entry else None)
