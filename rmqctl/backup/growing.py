@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from mmap import mmap
 
 from rmqctl.backup.points import DamagedRange
 from rmqctl.errors import StoreIOError
@@ -19,14 +18,11 @@ from rmqctl.files.durable import (
     wipe,
     write_all,
 )
-from rmqctl.files.odirect import DirectCopy
 from rmqctl.files.sync_many import sync_many
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import FileSource
 
 BLOCK, _SECTOR = 4 << 20, 4096
-_LARGE = 16 << 20
-"""Minimum size in bytes of a range that is written with O_DIRECT."""
 
 Pace = Callable[[int], None]
 """Callback that is called after each written block, with the size of the block in bytes."""
@@ -49,7 +45,6 @@ class Copies:
     unread: list[DamagedRange] = field(default_factory=list)
     written: int = 0
     older: str | None = None
-    _rooms: list[mmap] = field(default_factory=list)
 
     def path(self, relative: str) -> str:
         return os.path.join(self.root, relative)
@@ -74,32 +69,18 @@ class Copies:
         Raises: StoreIOError if the copy cannot be written.
         """
         fd = self._open(relative, source.size)
-        direct: DirectCopy | None = None
         try:
-            if not compare and end - start >= _LARGE and not source.clone_to(
-                    fd, -(-start // _SECTOR) * _SECTOR, _SECTOR):
-                direct = DirectCopy(fd, self.path(relative), self._rooms)
             position = start
             while position < end and (position := source.next_data(position)) < end:
                 length = min(BLOCK, end - position, max(source.next_hole(position) - position, 1))
-                copied = 0
-                if direct is not None:
-                    if position % _SECTOR:
-                        length = min(length, _SECTOR - position % _SECTOR)
-                    copied = direct.copy(source, position, length)
-                if not copied and not compare:
-                    copied = source.copy_to(fd, position, length)
+                copied = 0 if compare else source.copy_to(fd, position, length)
                 if not copied:
                     copied = self._copy(fd, source, position, length, relative, compare=compare)
                 elif not compare:
                     self.written += copied
                 position += copied
                 self.pace(copied)
-            if direct is not None:
-                direct.finish()
         finally:
-            if direct is not None:
-                direct.close()
             os.close(fd)
 
     def _copy(self, fd: int, source: FileSource, position: int, length: int, relative: str, *,

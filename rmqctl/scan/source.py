@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import struct
 from contextlib import suppress
 from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -49,8 +48,6 @@ if TYPE_CHECKING:  # small files are read by commands that need no numpy
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-_FICLONERANGE, _CLONE = 0x4020940d, struct.Struct("=qQQQ")
-"""Linux: number and argument (descriptor, position, length, new position) of the system call."""
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -438,21 +435,6 @@ class FileSource(Closing):
             return os.copy_file_range(self._fd, fd, length, position, position)
         except (AttributeError, OSError):
             return 0
-
-    def clone_to(self, fd: int, position: int, length: int) -> bool:
-        """Let another file share a range of this file's blocks, as XFS and Btrfs can. Return False
-        if the system does not support this.
-        """
-        if self._elsewhere is not None or (
-                self._limit is not None and position + length > self._limit):
-            return False
-        try:
-            import fcntl
-
-            fcntl.ioctl(fd, _FICLONERANGE, _CLONE.pack(self._fd, position, length, position))
-        except (ImportError, OSError):
-            return False
-        return True
 
     def _failed(self, error: OSError, position: int) -> StoreIOError:
         return StoreIOError.from_oserror(error, self.name, f"read at offset {position} of")
