@@ -550,7 +550,7 @@ def test_times_of_the_checkpoint_are_evidence(tmp_path: Path, rmqctl) -> None:
     recover = ("recover", root, *SMALL, "-o", "json")
     sound = rmqctl(*recover).expect(1).json()
     note, = [note for note in sound["notes"] if note.startswith("checkpoint: ")]
-    assert f"of {len(stale)} undecided records, 0 were stored after physicMsgTimestamp" in note
+    assert f"): 0 of {len(stale)}, after logicsMsgTimestamp (" in note
     explained = rmqctl(*recover, "--explain", str(stale[0])).expect(0).json()
     detail, = [item["detail"] for item in explained["evidence"]
                if item["source"] == "checkpoint"]
@@ -558,7 +558,7 @@ def test_times_of_the_checkpoint_are_evidence(tmp_path: Path, rmqctl) -> None:
     # An early time, and a damaged one.
     checkpoint = root / "checkpoint"
     page = checkpoint.read_bytes()
-    for time, text in ((1, f"{len(stale)} were stored after physicMsgTimestamp"), (1 << 60, "")):
+    for time, text in ((1, f"): {len(stale)} of {len(stale)}, after"), (1 << 60, "")):
         checkpoint.write_bytes(struct.pack(">q", time) + page[8:])
         plan = rmqctl(*recover).expect(1).json()
         notes = [note for note in plan["notes"] if note.startswith("checkpoint: ")]

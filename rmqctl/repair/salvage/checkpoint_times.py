@@ -49,9 +49,10 @@ def note_on_times(store: Store, places: Sequence[tuple[int, int | None]]) -> str
     if times is None or not stored:
         return None
     after = [sum(time < value for value in stored) for time in times]
-    return (f"checkpoint: of {len(stored)} undecided records, {after[0]} were stored after "
-            f"physicMsgTimestamp ({time_text(times[0])}) and {after[1]} after logicsMsgTimestamp "
-            f"({time_text(times[1])}); this is evidence, and decides nothing")
+    count = len(stored)
+    return ("checkpoint: undecided records stored after physicMsgTimestamp "
+            f"({time_text(times[0])}): {after[0]} of {count}, after logicsMsgTimestamp "
+            f"({time_text(times[1])}): {after[1]} of {count}; these times are no proof")
 
 
 def _stored(store: Store, places: Iterable[tuple[int, int | None]]) -> Iterable[int]:
