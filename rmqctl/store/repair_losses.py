@@ -140,7 +140,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
 
 
 def config_repairs(root: str) -> tuple[list[str], list[str]]:
-    """Return (the configuration files that a repair rebuilt from messages and that were not written
+    """Return (the configuration files that a repair rebuilt or mended and that were not written
     again later, those that a repair moved aside and that were created again; without pruned
     repairs). Only the newest actions are read.
     """
@@ -159,7 +159,8 @@ def config_repairs(root: str) -> tuple[list[str], list[str]]:
             if (action["state"] == "applied" and _CONFIG.fullmatch(action["target"])
                     and _ID.fullmatch(action["id"])
                     and vfs.isdir(os.path.join(root, REPAIRS, action["id"]))):
-                times = {"rebuild": rebuilt, "move aside": aside}.get(action["action"], {})
+                times = {"rebuild": rebuilt, "mend": rebuilt, "move aside": aside}.get(
+                    action["action"], {})
                 times[action["target"]] = _count(action["time"])
         except (ValueError, KeyError, TypeError, RecursionError):
             continue

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmqctl.errors import FormatError
-from rmqctl.formats.config import config_json, fastjson
+from rmqctl.formats.config import config_json, fastjson, one_byte
 from rmqctl.formats.config.one_byte import Partial, sound_members
 from tests.support.share import sample
 
@@ -119,3 +119,24 @@ def test_a_longer_range_loses_what_it_may_have_contained() -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b'{"a":{"b":1,}}', bytes(100), b"\n\t\"" * 50])
 def test_files_without_lines(data: bytes) -> None:
     assert read(data, "offsetTable") is None
+
+
+def test_corrections_of_much_damage_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed, real = 0, one_byte._parsed
+
+    def counted(text: str, **how: bool) -> dict[str, Any] | None:
+        nonlocal parsed
+        parsed += len(text)
+        return real(text, **how)
+
+    monkeypatch.setattr(one_byte, "_MAX_PARSED", 1 << 20)
+    monkeypatch.setattr(one_byte, "_parsed", counted)
+    table = {f"topic{number}@group": dict.fromkeys(range(8), number) for number in range(200)}
+    data = fastjson.build({"offsetTable": table}).replace(b'5@group":', b'5@group";')
+    partial = read(data, "offsetTable")
+    assert partial is not None
+    assert len(partial.value["offsetTable"]) >= 180
+    assert all(
+        table[key] == {int(queue): offset for queue, offset in value.items()}
+        for key, value in partial.value["offsetTable"].items())
+    assert parsed < (1 << 20) + 20 * len(data)

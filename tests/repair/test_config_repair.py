@@ -192,10 +192,24 @@ def test_topics_and_groups_from_the_store_itself(tmp_path: Path) -> None:
     assert [(loss["what"], loss["already"]) for loss in start["losses"]] == [("offsets", True)]
     assert plan(store)["actions"] == []
     # Until the files are written again, `doctor` says that parts of them are defaults.
-    shown = "topics.json by a repair, from the messages", "subscriptionGroup.json"
+    shown = "topics.json by a repair: what the damaged", "subscriptionGroup.json"
     assert all(text in run("doctor", store, *SIZES).out for text in shown)
     run("topic", "create", store, "new", "--broker-version", "5.3.3").expect(0)
     assert shown[0] not in run("doctor", store, *SIZES).out
+
+
+def test_a_value_that_was_unreadable_is_named_until_the_file_is_written_again(
+        tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    path = store / "config" / "topics.json"
+    path.with_name("topics.json.bak").unlink(missing_ok=True)
+    damage(path, b'"perm": 6', b'"perm": x')
+    plan(store, "--apply")
+    # The value is a default, so a sound store is not all that the user has to know.
+    shown = "config/topics.json by a repair: what the damaged"
+    assert shown in run("doctor", store, *SIZES).out
+    run("topic", "create", store, "new", "--broker-version", "5.3.3").expect(0)
+    assert shown not in run("doctor", store, *SIZES).out
 
 
 def test_offsets_of_queues_tell_of_queues_without_messages(tmp_path: Path) -> None:

@@ -504,8 +504,8 @@ class _MetadataJudge:
                 "since", path=self._offsets.path)
         if rebuilt:
             self.metadata.facts["rebuilt"] = Phrase(
-                "{paths} by a repair, from the messages: settings that these do not show are a "
-                "broker's defaults. Compare them with a copy of the file", paths=some_of(
+                "{paths} by a repair: what the damaged file and the messages do not show is "
+                "missing or a broker's default. Compare with a copy of the file", paths=some_of(
                     [*rebuilt], _MAX_NAMED))
         kinds = {loss.what for loss in self.metadata.losses}
         if losses.OFFSETS in kinds and (self.metadata.offsets or self.metadata.unknown):

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from rmqctl.formats.config import config_json
 
-_MAX_TRIED = 2048
-"""Maximum number of characters of a damaged member for which corrections are tried."""
+_MAX_PARSED = 24 << 20
+"""Maximum number of characters that are parsed to correct the members of a file: enough for a
+member of 800 characters. A file with more damage does not take longer.
+"""
 _TRIED = '"{}[],: \\0123456789-.+truefalsnbxE'
 """Characters that are tried: all that have a meaning in JSON, and two letters without one."""
 _MAX_SHOWN = 60
@@ -100,6 +102,7 @@ class _Reader:
         self._value: dict[str, Any] = {}
         self._lost: list[DamagedEntry] = []
         self._table: str | None = None
+        self._budget = _MAX_PARSED
 
     def read(self) -> Partial | None:
         at, damaged, goes_on = 0, False, False
@@ -208,7 +211,7 @@ class _Reader:
         """Add what is certain of damaged members. ``closed``: whether the end of their table is
         part of the text. ``more``: whether another member follows.
         """
-        corrections = _corrections(text, closed=closed, more=more)
+        corrections = self._corrections(text, closed=closed, more=more)
         values = [value for value, _ in corrections]
         if not values:
             start = re.match(r'\s*"([^"\\\x00-\x1f]+)"\s*:', text)
@@ -243,6 +246,30 @@ class _Reader:
         if closed:
             self._table = None
 
+    def _corrections(self, text: str, *, closed: bool,
+                     more: bool) -> list[tuple[dict[str, Any], int]]:
+        """Return (the members, the position) for each change of one byte that makes a text valid.
+
+        The text itself is the only result if it is valid. Nothing is tried once the budget is used
+        up.
+        """
+        value = _parsed(text, closed=closed, more=more)
+        if value is not None:
+            return [(value, 0)]
+        bad = re.search("[\udc80-\udcff]", text)
+        places = range(len(text)) if bad is None else (bad.start(),)
+        self._budget -= len(places) * len(_TRIED) * len(text)
+        if self._budget < 0:
+            return []
+        corrections: list[tuple[dict[str, Any], int]] = []
+        for place in places:
+            for char in _TRIED:
+                changed = f"{text[:place]}{char}{text[place + 1:]}"
+                value = _parsed(changed, closed=closed, more=more)
+                if value is not None:
+                    corrections.append((value, place))
+        return corrections
+
 
 def _parsed(text: str, *, closed: bool, more: bool) -> dict[str, Any] | None:
     """Return the members in a text; None if the text is not exactly that.
@@ -257,27 +284,6 @@ def _parsed(text: str, *, closed: bool, more: bool) -> dict[str, Any] | None:
     if closed:
         value = value[""] if [*value] == [""] else None
     return value if isinstance(value, dict) else None
-
-
-def _corrections(text: str, *, closed: bool, more: bool) -> list[tuple[dict[str, Any], int]]:
-    """Return (the members, the position) for each change of one byte that makes a text valid.
-
-    The text itself is the only result if it is valid.
-    """
-    corrections: list[tuple[dict[str, Any], int]] = []
-    value = _parsed(text, closed=closed, more=more)
-    if value is not None:
-        return [(value, 0)]
-    if len(text) > _MAX_TRIED:
-        return corrections
-    bad = re.search("[\udc80-\udcff]", text)
-    for place in range(len(text)) if bad is None else (bad.start(),):
-        for char in _TRIED:
-            changed = f"{text[:place]}{char}{text[place + 1:]}"
-            value = _parsed(changed, closed=closed, more=more)
-            if value is not None:
-                corrections.append((value, place))
-    return corrections
 
 
 def _is_brackets(text: str) -> bool:
