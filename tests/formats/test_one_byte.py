@@ -121,7 +121,9 @@ def test_files_without_lines(data: bytes) -> None:
     assert read(data, "offsetTable") is None
 
 
-def test_corrections_of_much_damage_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "value"), [("_MAX_PARSED", 1 << 20), ("_MAX_CORRECTED", 3)])
+def test_corrections_of_much_damage_are_bounded(limit: str, value: int,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
     parsed, real = 0, one_byte._parsed
 
     def counted(text: str, **how: bool) -> dict[str, Any] | None:
@@ -129,7 +131,7 @@ def test_corrections_of_much_damage_are_bounded(monkeypatch: pytest.MonkeyPatch)
         parsed += len(text)
         return real(text, **how)
 
-    monkeypatch.setattr(one_byte, "_MAX_PARSED", 1 << 20)
+    monkeypatch.setattr(one_byte, limit, value)
     monkeypatch.setattr(one_byte, "_parsed", counted)
     table = {f"topic{number}@group": dict.fromkeys(range(8), number) for number in range(200)}
     data = fastjson.build({"offsetTable": table}).replace(b'5@group":', b'5@group";')
@@ -137,6 +139,6 @@ def test_corrections_of_much_damage_are_bounded(monkeypatch: pytest.MonkeyPatch)
     assert partial is not None
     assert len(partial.value["offsetTable"]) >= 180
     assert all(
-        table[key] == {int(queue): offset for queue, offset in value.items()}
-        for key, value in partial.value["offsetTable"].items())
+        table[key] == {int(queue): offset for queue, offset in offsets.items()}
+        for key, offsets in partial.value["offsetTable"].items())
     assert parsed < (1 << 20) + 20 * len(data)

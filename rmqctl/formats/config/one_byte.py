@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from rmqctl.formats.config import config_json
 
-_MAX_PARSED = 24 << 20
-"""Maximum number of characters that are parsed to correct the members of a file: enough for a
-member of 800 characters. A file with more damage does not take longer.
+_MAX_CORRECTED, _MAX_PARSED = 8, 16 << 20
+"""Limits for one file, so that much damage does not take long: the number of damaged members that
+are corrected, and of characters that are parsed for this (enough for a member of 650 characters).
 """
 _TRIED = '"{}[],: \\0123456789-.+truefalsnbxE'
 """Characters that are tried: all that have a meaning in JSON, and two letters without one."""
@@ -102,7 +102,7 @@ class _Reader:
         self._value: dict[str, Any] = {}
         self._lost: list[DamagedEntry] = []
         self._table: str | None = None
-        self._budget = _MAX_PARSED
+        self._budget, self._corrected = _MAX_PARSED, 0
 
     def read(self) -> Partial | None:
         at, damaged, goes_on = 0, False, False
@@ -250,8 +250,8 @@ class _Reader:
                      more: bool) -> list[tuple[dict[str, Any], int]]:
         """Return (the members, the position) for each change of one byte that makes a text valid.
 
-        The text itself is the only result if it is valid. Nothing is tried once the budget is used
-        up.
+        The text itself is the only result if it is valid. Nothing is tried once a limit is
+        reached.
         """
         value = _parsed(text, closed=closed, more=more)
         if value is not None:
@@ -259,7 +259,8 @@ class _Reader:
         bad = re.search("[\udc80-\udcff]", text)
         places = range(len(text)) if bad is None else (bad.start(),)
         self._budget -= len(places) * len(_TRIED) * len(text)
-        if self._budget < 0:
+        self._corrected += 1
+        if self._budget < 0 or self._corrected > _MAX_CORRECTED:
             return []
         corrections: list[tuple[dict[str, Any], int]] = []
         for place in places:
