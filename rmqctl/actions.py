@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_or_zero
 
 Value = int | str | Mapping[str, int] | None

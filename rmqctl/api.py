@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from dataclasses import fields as dataclass_fields
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 from rmqctl.broker.view import view_of
 from rmqctl.errors import UsageError, require
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import parse_time
 from rmqctl.phrases import counted
 from rmqctl.reports import (

@@ -11,11 +11,11 @@ import re
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import NamedTuple
 
 from rmqctl.errors import UsageError
+from rmqctl.lazy_dataclass import dataclass
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_MAX = (1 << 63) - 1

@@ -9,10 +9,11 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 from rmqctl.errors import RefusedError, StoreIOError, noting_refusals
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:

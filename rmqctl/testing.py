@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial, wraps
 from queue import Empty, SimpleQueue
@@ -30,6 +30,7 @@ from rmqctl.errors import RmqctlError, UsageError
 from rmqctl.ext.serve.remoting.client import Client, records
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.formats.local import properties as props
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms, parse_address
 from rmqctl.store.objects import java_text, plain_body
 

@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import IO, Any, NamedTuple, Protocol, Self
 
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 
 ARCHIVES = (".tar", ".zip", ".tar.zst", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _PAGE = 4096

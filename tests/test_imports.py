@@ -19,8 +19,9 @@ from tests.support.source import PACKAGE, nodes, together, trees
 pytestmark = together
 
 # The ground everybody stands on: rmqctl/__init__.py (the version), actions.py, errors.py,
-# installation.py, parse_values.py, phrases.py and vfs.py.
-GROUND = {"", "actions", "errors", "installation", "parse_values", "phrases", "vfs"}
+# installation.py, lazy_dataclass.py, parse_values.py, phrases.py and vfs.py.
+GROUND = {"", "actions", "errors", "installation", "lazy_dataclass", "parse_values", "phrases",
+          "vfs"}
 LIBRARY = {"formats", "scan", "store"}
 MAY_IMPORT: dict[str, set[str]] = {
     "formats": set(),

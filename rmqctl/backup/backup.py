@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from rmqctl.errors import FormatError, RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local.message import decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.fillers import replaced
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.end import find_end

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rmqctl.backup.copying import sha256_of
 from rmqctl.backup.growing import Pace
 from rmqctl.backup.points import Point, folder_of
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 
 

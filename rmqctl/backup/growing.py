@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rmqctl.backup.points import DamagedRange
 from rmqctl.errors import StoreIOError
@@ -19,6 +19,7 @@ from rmqctl.files.durable import (
     write_all,
 )
 from rmqctl.files.sync_many import sync_many
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import FileSource
 

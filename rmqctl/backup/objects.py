@@ -18,7 +18,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any, NamedTuple
 
 from rmqctl.backup.check import ChangedRange
@@ -33,6 +33,7 @@ from rmqctl.errors import (
     StoreIOError,
 )
 from rmqctl.files.remote.files import RemoteFiles
+from rmqctl.lazy_dataclass import dataclass
 
 LOG, SMALL, POINTS = "log", "small", "points"
 _MOST_INLINE = 16

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from rmqctl.files.durable import (
     remove_folder,
     replace_file,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 
 FOLDER = os.path.join(".rmqctl", "backup")

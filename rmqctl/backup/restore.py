@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from rmqctl.backup.points import (
 )
 from rmqctl.errors import RefusedError, RmqctlError, UnsupportedError, UsageError
 from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.truncate.compaction import cut_compaction

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.formats.local import batch_consume_queue as batch_layout
 from rmqctl.formats.local import consume_queue as layout
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.store.config.config import topic_table

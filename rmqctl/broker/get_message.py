@@ -7,10 +7,10 @@ shows the messages; this module shows what a consumer receives, including the br
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.compaction import CompactionQueue, served_rows

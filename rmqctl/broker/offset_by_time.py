@@ -8,13 +8,13 @@ operators compare the result with their broker's answer.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rmqctl import vfs
 from rmqctl.broker.versions import NEWEST, version_of
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue

@@ -11,9 +11,8 @@ Without proof there may be several candidates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rmqctl.broker.versions import is_release, release_of, version_for
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.store import Store
 
 

@@ -7,7 +7,7 @@ settings for an existing store; `checked` validates sizes and rounds them like a
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from rmqctl.broker.release import judged
@@ -26,6 +26,7 @@ from rmqctl.formats.local import (
     delay,
 )
 from rmqctl.formats.local.index_file import IndexShape
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import Address
 from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.files import StoreFile, common_size, listing, queue_size

@@ -11,7 +11,7 @@ which the broker continues.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from rmqctl.formats.timer.timer_wheel import (
     SLOT_SIZE,
     SLOTS,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import TIMERCHECK, load_one

@@ -8,7 +8,6 @@ a unit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +19,7 @@ from rmqctl.formats.local.properties import TIMER_TOPIC
 from rmqctl.formats.timer import timer_log
 from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.formats.timer.timer_log import TAIL, UNIT, UNIT_SIZE, TailRecord, UnitRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array
 from rmqctl.store.store import Store

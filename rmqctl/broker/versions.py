@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
 
 from rmqctl.errors import UsageError
+from rmqctl.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

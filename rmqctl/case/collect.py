@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl import __version__
@@ -19,6 +19,7 @@ from rmqctl.case.inventory import Inventory
 from rmqctl.case.readme import readme
 from rmqctl.case.records import LIVE, DamageCopies, FindingPlaces, Live, carve
 from rmqctl.case.runs import CommandRuns, host, now
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.redaction import Redaction
 
 SUMMARY, REPORT = "case.json", "report.html"

@@ -13,12 +13,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.checks.digests import sum_line
 from rmqctl.errors import NotAStoreError, StoreIOError
 from rmqctl.files.durable import new_whole_file, sync, sync_folder
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import open_regular
 
 SUMS = "SHA256SUMS"

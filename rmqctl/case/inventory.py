@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.case.folder import Folder, json_line
 from rmqctl.checks.digests import file_digest, sum_line
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 
 LIST, SUMS = "originals.jsonl", "originals.sha256"
 _MAX_HOLES = 1 << 40

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmqctl import vfs
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TIMERS, TOPICS
 from rmqctl.checks.metadata.judge import commands
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.phrases import Phrase, counted
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl import vfs
@@ -15,6 +14,7 @@ from rmqctl.broker.conf.names import is_read, meant, table, unread
 from rmqctl.broker.conf.places import DLEDGER_DATA, LOG, ROOT
 from rmqctl.broker.versions import is_from, version_of
 from rmqctl.checks.findings import ERROR, INFO, Finding
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.store import Store

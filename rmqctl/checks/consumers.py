@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from rmqctl.broker.get_message import outside
@@ -25,6 +25,7 @@ from rmqctl.formats.local.properties import (
     REVIVE_PREFIX,
     SCHEDULE_TOPIC,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.store.config.config import load_one
 from rmqctl.store.config.offsets import DELAY_GROUP

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.info import Item
 from rmqctl.store.log.ranges import Threads

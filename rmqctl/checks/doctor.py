@@ -7,7 +7,7 @@ summary shows which consumer groups are affected, and what to do next, the safes
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl import vfs
@@ -23,6 +23,7 @@ from rmqctl.checks.repaired import all_in_words
 from rmqctl.checks.verify.verdict import VerifyResult, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.files.lock_probe import LockState
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.store.layout import FORM_UNKNOWN
 from rmqctl.store.store import Store

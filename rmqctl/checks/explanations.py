@@ -7,13 +7,13 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.errors import UsageError
+from rmqctl.lazy_dataclass import dataclass
 
 FINDING, ACTION, WORD = "finding", "action", "word"
 

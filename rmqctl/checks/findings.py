@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
+
+from rmqctl.lazy_dataclass import dataclass
 
 ERROR, WARNING, INFO = "error", "warning", "info"
 REBUILT = frozenset({"consumequeue", "index"})

@@ -6,9 +6,10 @@ All commands use the same JSON object (``impact``) and the same line of text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.phrases import Joined, Phrase, counted
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Joined, Phrase
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -26,6 +26,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.local.properties import RETRY_PREFIX, REVIVE_PREFIX
 from rmqctl.formats.rocksdb import small_stores
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.config.config import load_one
 from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.log.bounds import View

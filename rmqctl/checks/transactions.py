@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Any
 
@@ -37,6 +37,7 @@ from rmqctl.broker.versions import version_of
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import java_int
 from rmqctl.formats.local.message import Record, parse_message_id
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.log.bounds import View
 from rmqctl.store.objects import java_text, text

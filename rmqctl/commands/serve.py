@@ -9,7 +9,7 @@ import signal
 import stat
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from rmqctl.commands.shared.applying import WriteOutside
 from rmqctl.commands.shared.options import LayoutOptions, Out, StoreOptions, complete_folders
 from rmqctl.commands.shared.spark_options import roots_named
 from rmqctl.errors import UsageError, require
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import counted
 from rmqctl.parse_values import Address, parse_address, parse_duration, parse_size
 

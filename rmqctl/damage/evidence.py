@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +23,7 @@ from rmqctl.damage.survey.survey import Region, Run, Runs
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.message import MIN_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.queue_reach import ascending

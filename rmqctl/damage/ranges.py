@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import numpy as np
 
 from rmqctl.damage.survey.survey import Region
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 
 ENDLESS = (1 << 63) - 1

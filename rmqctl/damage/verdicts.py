@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, KeysView, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
+
+from rmqctl.lazy_dataclass import dataclass
 
 
 class Verdict(Enum):

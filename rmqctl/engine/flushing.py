@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.broker.settings import Settings
@@ -19,6 +19,7 @@ from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.files.durable import sync_file, sync_folder
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.store import Store
 
 STRUCTURES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 
 from rmqctl.broker.recovery import recover_log
 from rmqctl.broker.settings import Settings
@@ -34,6 +33,7 @@ from rmqctl.files.durable import (
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local.index_file import HeaderRecord
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK, TRANSACTION_NONE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk

@@ -10,7 +10,6 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import IO
 
 from rmqctl.errors import StoreIOError
@@ -19,6 +18,7 @@ from rmqctl.export.forms import opened
 from rmqctl.export.spec import Export
 from rmqctl.files.durable import sync
 from rmqctl.files.sync_many import MANY, sync_many
+from rmqctl.lazy_dataclass import dataclass
 
 _FOLDER_NAME = 32
 

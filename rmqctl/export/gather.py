@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -25,6 +25,7 @@ from rmqctl.export.spec import Export
 from rmqctl.export.spill import SpilledChunk, SpillReader
 from rmqctl.export.staging import refuse_unseen
 from rmqctl.export.task import ExportedRange
+from rmqctl.lazy_dataclass import dataclass
 
 MAX_FILE_BYTES = 512 << 20
 """Size in bytes at which a new file is begun."""

@@ -7,7 +7,7 @@ import io
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from rmqctl.export.spec import Export
 from rmqctl.export.staging import checked_target
 from rmqctl.export.tally import GAP, UNREADABLE, ExportTally
 from rmqctl.export.task import ExportRange, RangeWalk, chosen
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Batch, Span
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl.checks.preflight.missing import MissingMessages
 from rmqctl.export.attempt import WrittenFile
 from rmqctl.export.plan import ExportLosses, StorePlan
 from rmqctl.export.tally import GAP, ExportTally
 from rmqctl.export.task import ExportedRange
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import DAMAGED, Span
 
 

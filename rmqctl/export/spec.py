@@ -9,13 +9,13 @@ import contextlib
 import os
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from rmqctl.errors import UsageError
 from rmqctl.export.layout import PARTS
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.decoded import Decoding
 from rmqctl.store.objects import FIELDS, OF_BODY, PROPERTY, TIMES
 from rmqctl.store.projection import DECODED, checked_fields, is_decoded

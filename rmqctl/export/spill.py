@@ -14,7 +14,6 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise, repeat
 from typing import Any, Self
 
@@ -23,6 +22,7 @@ import pyarrow as pa
 
 from rmqctl.export.attempt import Attempt, WriteError, drop
 from rmqctl.export.layout import Partitions, Values
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, distinct
 
 _ROWS, _INDEX = "aside.rows", "aside.index"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 from rmqctl.formats.local.filler import TOPIC as UNKNOWN_TOPIC
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import BLANK, Batch, Span
 from rmqctl.scan.passed_over import Damage

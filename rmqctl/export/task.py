@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from rmqctl.export.buffers import Origin
 from rmqctl.export.layout import Values
 from rmqctl.export.spec import Export
 from rmqctl.export.tally import UNREADABLE, ExportTally
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Batch, Span
 from rmqctl.scan.tolerant import TolerantWalk, UnreadRange

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 
 from rmqctl.files.durable import failed
+from rmqctl.lazy_dataclass import dataclass
 
 _FOLDER = -1
 _CLOCKS = (1, 100, 1_000, 1_000_000, 1_000_000_000)

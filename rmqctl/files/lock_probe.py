@@ -11,10 +11,10 @@ import errno
 import fcntl
 import os
 import struct
-from dataclasses import dataclass
 
 from rmqctl import vfs
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import open_regular
 
 # struct flock on Linux: l_type, l_whence, l_start, l_len, l_pid (native alignment).

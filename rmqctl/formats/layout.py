@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct as _struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,8 @@ from construct import (
     Struct,
 )
 from construct.core import Adapter
+
+from rmqctl.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,9 @@ Pure functions over the texts of cells; `richtable` and `human` draw the result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.cells import cut, display_width, folded, padded
 
 GAP = 2

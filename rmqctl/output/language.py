@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from itertools import pairwise
 from typing import Any
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Catalog, Phrase
 
 VARIABLE = "RMQCTL_LANG"

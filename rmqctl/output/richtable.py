@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.color import ColorSystem
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.cells import (
     Row,
     RowLayout,

@@ -7,13 +7,14 @@ names each value that is a guess.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from rmqctl.broker.release import judged
 from rmqctl.broker.settings import Settings, ext_files, resolve
 from rmqctl.engine.config.topics import Topics
 from rmqctl.errors import RefusedError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rmqctl.checks.preflight.missing import known_by_checkpoint
 from rmqctl.engine.dispatch.index import newest_full_end
@@ -18,6 +17,7 @@ from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.index_file import IndexShape
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Action, Create, Lost, MoveAside, Replace, Step
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.repair.rebuild.steps import kind_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from rmqctl.formats.local.index_file import HEADER
 from rmqctl.formats.local.properties import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.timer import timer_log
 from rmqctl.formats.timer.timer_log import TAIL, UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Action, MoveAside, Plan, Step
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.truncate import WRITES, refuse_overlaps

@@ -10,13 +10,14 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.actions import Action, Value
 from rmqctl.checks.impact import Impact, span
 from rmqctl.damage.verdicts import Verdict
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.repair_losses import MAX_PLACES, LostRecord
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.broker.conf.effective import Effective
@@ -38,6 +38,7 @@ from rmqctl.engine.put.rewrite import TIMER_DELIVER_MS
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.plan import Plan

@@ -11,7 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.damage.survey.surveyor import Surveyor
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.local.properties import LMQ_PREFIX, TIMER_TOPIC
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.broker_config import Configured, configured
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_after, facts_of, lost_with_it

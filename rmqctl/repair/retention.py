@@ -7,7 +7,7 @@ unread messages are determined as in `expire`, and the growth rate as in `du`. N
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, tzinfo
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from rmqctl.checks.preflight.disk import (
     next_deletion,
 )
 from rmqctl.checks.preflight.types import DiskUse
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.expire import (
     Expiry,
     ExpiryLimits,

@@ -8,7 +8,7 @@ the half messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from rmqctl.broker.transactions import OP_BYTES
@@ -17,6 +17,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.engine.put.message import Outgoing
 from rmqctl.engine.put.transactions import committed, op_message, target
 from rmqctl.errors import RefusedError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.putting import Puts

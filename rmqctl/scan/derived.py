@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from rmqctl.formats.local import delay, filler
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.kernel import active
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import MARK
 from rmqctl.scan.frames import Array, Batch

@@ -7,7 +7,6 @@ the bytes run in the compiled kernel, if it is installed, or by column with NumP
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,6 +23,7 @@ from rmqctl.formats.local.message import (
     Message,
 )
 from rmqctl.kernel import active
+from rmqctl.lazy_dataclass import dataclass
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

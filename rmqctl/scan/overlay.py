@@ -8,8 +8,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource, Source, Witness
 
 Parts = tuple[tuple[int, bytes], ...]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Span
 
 MAX_SPANS = 100

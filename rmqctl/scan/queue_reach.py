@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.groupings import KeyNumbers

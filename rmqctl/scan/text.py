@@ -8,7 +8,6 @@ the first bytes of all segments are compared at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.kernel import active
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Batch, gather
 
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()[0]

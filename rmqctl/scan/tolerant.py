@@ -7,9 +7,9 @@ errors in the consumer of a batch are passed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.damage.stale import Beside
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.source import Source

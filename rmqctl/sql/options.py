@@ -9,11 +9,12 @@ import glob
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from rmqctl import vfs
 from rmqctl.errors import NotAStoreError, UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import is_url, now_ms, parse_offset, parse_size, parse_time
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESSAGES

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import IndexShape
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.reader import CompactedPiece, IndexPiece, LogPiece, Piece, QueuePiece, RocksPiece

@@ -6,12 +6,12 @@ A null value meets no condition: for example, the topic of a frame without a mes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Batch, gather
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import duckdb
 
 from rmqctl.errors import UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.tables import FINDING_COLUMNS, OFFSET_COLUMNS, Columns
 from rmqctl.sql.pushdown import Filters, limits
 from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ import pyarrow as pa
 from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.index_file import IndexShape
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import DAMAGED, ZERO, Batch, Span
 from rmqctl.sql.pushdown import Filters, with_topics

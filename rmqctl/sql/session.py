@@ -17,7 +17,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
@@ -27,6 +26,7 @@ import duckdb
 import pyarrow as pa
 
 from rmqctl.errors import StoreIOError, UsageError, interruption
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.ending import Stream
 from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.malloc_tuning import keep_freed_memory

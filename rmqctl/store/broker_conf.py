@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl import vfs
@@ -19,6 +19,7 @@ from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.config import properties_file
 from rmqctl.formats.local import delay
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 
 MAX_SIZE = 1 << 20

@@ -8,7 +8,6 @@ broker became master. It ends at the start of the next epoch or at the end of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rmqctl import vfs
@@ -16,6 +15,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.config import broker_identity, epoch
 from rmqctl.formats.config.broker_identity import BrokerIdentity
 from rmqctl.formats.config.epoch import Epoch
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.store import Store
 
 EPOCHS = "epochFileCheckpoint"

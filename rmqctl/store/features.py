@@ -16,8 +16,9 @@ spec: versions.md, timer-and-others-5x.md, rocksdb.md §7, tiered.md §1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.layout import CONFIG_DATABASES, CONTROLLER_FILES
 
 TIMER, BATCH_QUEUES, LONG_TOPICS = "timer", "batch_queues", "message_v2"

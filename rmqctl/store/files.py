@@ -9,13 +9,14 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 
 from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.formats import dledger
 from rmqctl.formats.local import names
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource, Witness
 
 NODE, DATA, INDEX = "dledger-", "data", "index"

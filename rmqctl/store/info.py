@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import kinds
 from rmqctl.formats.local import abort, names
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.controller import about as about_controller
 from rmqctl.store.files import NODE, Trouble, common_size

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from rmqctl import vfs
@@ -25,6 +25,7 @@ from rmqctl.errors import (
     UsageError,
     require,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store import log_folders
 from rmqctl.store.files import log_listing, node_of
 

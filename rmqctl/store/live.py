@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from rmqctl.formats.local.index_file import (
     SLOT,
     IndexShape,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import Listing, StoreFile

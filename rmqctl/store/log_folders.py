@@ -21,7 +21,6 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 
 from rmqctl import vfs
@@ -30,6 +29,7 @@ from rmqctl.formats.layout import reader
 from rmqctl.formats.local import names
 from rmqctl.formats.local.consume_queue import UNIT_SIZE, Unit
 from rmqctl.formats.local.message import VERSIONS, Message
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import DATA, NODE, StoreFile, listing
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from rmqctl.errors import UsageError
 from rmqctl.formats.bodies import encode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.objects import FIELDS, OF_BODY, PROPERTY, plain_body
 from rmqctl.store.pages import Page
 

@@ -17,11 +17,12 @@ import re
 import secrets
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.formats.local import properties as props
+from rmqctl.lazy_dataclass import dataclass
 
 MARK = "redacted"
 _DIGEST = 12

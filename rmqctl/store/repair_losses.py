@@ -14,12 +14,13 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
 from rmqctl import vfs
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store_settings import FOLDER

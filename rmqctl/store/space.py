@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.info import Item, inventory, totals
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog

@@ -9,13 +9,13 @@ twice: first to find the largest groups, then to count.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from typing import Any
 
 from rmqctl.errors import UsageError
 from rmqctl.formats.local.message import host_text
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.aggregate import Aggregate, Sums
 from rmqctl.scan.groupings import GROUPINGS, MINUTE, OTHER, QUARTER_HOUR, Key
 from rmqctl.scan.malloc_tuning import keep_freed_memory

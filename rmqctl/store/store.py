@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from rmqctl.formats.local.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_NONE,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import BESIDES_BODY, LARGEST_RECORD, Closing, FileSource
 from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import delay
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 
 FOLDER = ".rmqctl"

@@ -12,13 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local import abort, properties, sysflag
 from rmqctl.formats.local.message import MAGIC_V2, Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.features import (
     BATCH_QUEUES,
     COMPRESSION,

@@ -6,12 +6,12 @@ defaults.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.broker.conf import java
 from rmqctl.broker.conf.names import RENAMED, is_read, meant, table
 from rmqctl.broker.versions import is_from
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.store.broker_conf import BrokerConf
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal, NamedTuple
 
 from rmqctl import vfs
@@ -26,6 +26,7 @@ from rmqctl.broker.conf.places import (
 from rmqctl.broker.versions import BrokerVersion, is_from
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local import batch_consume_queue, consume_queue
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Joined, Phrase
 from rmqctl.store.controller import read_identity
 from rmqctl.store.files import StoreFile, common_size, queue_size

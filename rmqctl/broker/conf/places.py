@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 
 from rmqctl import vfs
 from rmqctl.broker.conf.effective import DERIVES_SINCE, MULTI_PATH_SINCE, Effective
 from rmqctl.broker.conf.java import trim
 from rmqctl.broker.versions import is_from
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.files import DATA, NODE, listing
 from rmqctl.store.log_folders import find, is_store
 

@@ -12,7 +12,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from itertools import islice
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from rmqctl.checks.metadata.copies import offset_differences
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError, UsageError
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import BACKUP, FOLDER, OK, load_one
 from rmqctl.store.controller import EPOCHS, agreement, read_epochs, spans

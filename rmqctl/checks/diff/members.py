@@ -10,7 +10,7 @@ of the majority. Only entries that are recorded as committed are certain to be k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from rmqctl.checks.diff.differences import Difference
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.log.chain import NONE, Chain, ChainEntries, File
 from rmqctl.store.log.dledger import Node, UnitReader

@@ -8,7 +8,6 @@ differences; subclasses override `same`, `missing` and `different` to handle the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from rmqctl.checks.diff.differences import (
     report_damage,
 )
 from rmqctl.formats.local.message import decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Batch
 
 Progress = Callable[[int], None]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from rmqctl.checks.diff.differences import (
 )
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import sysflag
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import digests, text
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.queue_reach import QueueKey, QueueNumbers, QueueReach

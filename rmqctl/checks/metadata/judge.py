@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ from rmqctl.checks.metadata.tables import (
 )
 from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase, some_of
 from rmqctl.store.config.config import EMPTY, MISSING, UNREADABLE, load_one
 from rmqctl.store.features import COMPACTION, FEATURES

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, groupby, pairwise
 
 import numpy as np
@@ -54,6 +54,7 @@ from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.index_file import EntryRecord, entry_time
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.scan.damage.stale import MAX_STALE_PLACES, amid
 from rmqctl.scan.frames import BLANK, Array, Batch

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from contextlib import closing
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from rmqctl.checks.verify.context import BadRecord, RangeResult
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.checks.verify.queue.rows import QueueTally, merged
 from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.derived import is_queue_name
 from rmqctl.scan.frames import BLANK, ZERO, Array, distinct
 from rmqctl.store.log.commit_log import CommitLog

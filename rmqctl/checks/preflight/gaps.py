@@ -8,7 +8,7 @@ damaged record also proves its message if its queue and queue offset are still r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.formats.local.properties import LMQ_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 
 _MAX_RUNS = 1 << 20

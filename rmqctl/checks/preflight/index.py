@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from rmqctl.formats.local.index_file import (
     HeaderRecord,
     IndexShape,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys
 from rmqctl.scan.frames import Array, Batch

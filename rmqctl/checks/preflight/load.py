@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl import vfs
 from rmqctl.actions import Action
@@ -20,6 +20,7 @@ from rmqctl.formats import dledger
 from rmqctl.formats.config.epoch import stops_broker
 from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.store.config.config import load_one
 from rmqctl.store.controller import MAX_FILE_SIZE, read_epochs

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.queues import BatchClaims, RecoveredQueues
 from rmqctl.checks.preflight.types import LostMessage, Prediction
 from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import damaged_properties

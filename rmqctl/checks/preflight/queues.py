@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.preflight.load import queue_file_size
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, batch_ranges, is_queue_name
 from rmqctl.scan.frames import Array, Batch

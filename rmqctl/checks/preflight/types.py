@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqctl.actions import Action
@@ -23,6 +23,7 @@ from rmqctl.checks.losses import (
 )
 from rmqctl.checks.metadata.judge import MetadataLosses
 from rmqctl.errors import UnsupportedError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.store.repair_losses import RepairLosses
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from rmqctl.checks.offset_runs import OffsetRuns
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array, Batch, Span

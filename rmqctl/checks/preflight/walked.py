@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Span
 
 

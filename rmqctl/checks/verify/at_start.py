@@ -8,7 +8,7 @@ from the release, the abort file and the checkpoint (spec: recovery.md §3-§6, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from rmqctl.checks.verify.context import StartRepairs
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.index_file import HEADER
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:

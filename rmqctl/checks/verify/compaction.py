@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from rmqctl.formats.local import compaction as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.batch_consume_queue import NOT_COMPACTED
 from rmqctl.formats.local.compaction import END_UNIT, UNIT, UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, Span
 from rmqctl.scan.source import FileSource

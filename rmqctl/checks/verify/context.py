@@ -6,7 +6,7 @@ The results of each range of the log are plain values, merged in log order.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -18,6 +18,7 @@ from rmqctl.checks.verify.index.keys import KeyTally
 from rmqctl.checks.verify.log.seals import Seals
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Span
 from rmqctl.scan.headers import Headers
 from rmqctl.store.config.config import topic_table

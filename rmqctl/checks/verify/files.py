@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice, pairwise
 
 from rmqctl import vfs
@@ -21,6 +21,7 @@ from rmqctl.checks.findings import ERROR, INFO, Finding
 from rmqctl.checks.verify.common import bounded
 from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file, names
 from rmqctl.formats.local.delay import java_int
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.files import Listing, StoreFile, listing
 from rmqctl.store.layout import DATABASE_FILE
 from rmqctl.store.store import Store

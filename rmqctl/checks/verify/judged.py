@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.checks.verify.verdict import VerifyResult
 from rmqctl.checks.verify.verify import Coverage
 from rmqctl.errors import RmqctlError
+from rmqctl.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

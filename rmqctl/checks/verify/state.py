@@ -10,12 +10,13 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from rmqctl import vfs
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import replace_file
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.store import Store
 
 _DOING = "write the state file"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, Protocol, TypeVar
 
 from rmqctl.checks.advice import NextStep
@@ -15,6 +15,7 @@ from rmqctl.checks.losses import TierLosses
 from rmqctl.checks.verify.verify import Coverage, Verification
 from rmqctl.errors import StoreIOError, UnsupportedError
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.phrases import Joined, Phrase, some_of
 from rmqctl.store.query.lookup import containing

@@ -8,7 +8,7 @@ checks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from rmqctl.checks.verify.queue.reconcile import QueueReconciler, missing_queue
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.index.entries import AllIndexEntries
 from rmqctl.store.layout import CONTROLLER_FILES

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +17,7 @@ from rmqctl.commands.app.exit_codes import Terminated
 from rmqctl.commands.shared.options import Out, StoreOptions
 from rmqctl.commands.shared.spark_options import MoreStores, roots_named
 from rmqctl.errors import RmqctlError, StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output import Output
 from rmqctl.output.prometheus import Metric, exposition, families
 from rmqctl.parse_values import Address, parse_address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +24,7 @@ from rmqctl.commands.shared.options import (
 from rmqctl.commands.shared.spark_options import MoreStores, SparkOptions, roots_named
 from rmqctl.commands.shared.store_warnings import warn_if_held
 from rmqctl.errors import ExitCode, RmqctlError, UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import parse_percent, show_times_in
 from rmqctl.phrases import Phrase
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +12,7 @@ import typer
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.applying import ApplyOptions, at_a_terminal
 from rmqctl.errors import RefusedError, UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import count_text, size_text
 from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Phrase

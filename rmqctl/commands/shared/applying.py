@@ -12,7 +12,7 @@ import shlex
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +37,7 @@ from rmqctl.errors import (
     UsageError,
     noting_refusals,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import size_text, time_text
 from rmqctl.phrases import Phrase, some_of
 

@@ -7,13 +7,13 @@ import os
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.errors import UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output import Output
 from rmqctl.parse_values import parse_size
 from rmqctl.phrases import Phrase, counted

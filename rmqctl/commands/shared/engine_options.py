@@ -7,7 +7,6 @@ defaults, in this order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -16,6 +15,7 @@ from rmqctl.broker.versions import profile_note, release_of
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import StoreOptions
 from rmqctl.errors import RefusedError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import parse_size, parse_watermark
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC
 from functools import cache
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
@@ -23,6 +23,7 @@ from rmqctl.commands.shared.message_options import (
 from rmqctl.commands.shared.options import Body, Zone, worker_count
 from rmqctl.commands.shared.store_warnings import lost_texts
 from rmqctl.errors import ExitCode, UsageError, require
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import count_text, counted, size_text
 from rmqctl.phrases import Phrase
 

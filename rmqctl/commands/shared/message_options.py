@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import SHOWN, Body, Queue, Since, Topic, Until, Zone
 from rmqctl.errors import UsageError
 from rmqctl.formats import bodies
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output import Output
 from rmqctl.output.units import counted
 from rmqctl.parse_values import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +22,7 @@ from rmqctl.commands.app.completing import complete_topics
 from rmqctl.commands.app.option_groups import OptionGroup, pick
 from rmqctl.errors import RmqctlError
 from rmqctl.formats import bodies
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output import FORMATS, Output
 from rmqctl.output.core import ENGLISH
 from rmqctl.parse_values import parse_size, parse_zone

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.commands.app import typed
@@ -14,6 +14,7 @@ from rmqctl.commands.shared.advising import REPAIR, START
 from rmqctl.commands.shared.consumers import show_section
 from rmqctl.commands.shared.summed import show_actions
 from rmqctl.errors import ExitCode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import size_text, time_text
 from rmqctl.phrases import Joined, Phrase, counted
 

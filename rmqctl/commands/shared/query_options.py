@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import tzinfo
 from typing import Annotated, Literal
 
@@ -10,6 +9,7 @@ import typer
 
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import SINCE, UNTIL, RequiredTopic
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import parse_time_range
 
 

@@ -6,7 +6,6 @@ import glob
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Jobs, complete_folders, worker_count
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import is_url
 

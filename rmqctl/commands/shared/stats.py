@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
@@ -13,6 +12,7 @@ from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import Since, Topic, Until, Zone
 from rmqctl.commands.shared.spark_options import SparkOptions, chosen_engine
 from rmqctl.errors import ExitCode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import count_text, counted, duration_text, rate_text, size_text, time_text
 from rmqctl.parse_values import parse_time_range
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -13,6 +13,7 @@ import typer
 from rmqctl.commands.app.option_groups import OptionGroup, pick
 from rmqctl.commands.shared.options import complete_folders, parse_conf
 from rmqctl.errors import UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import parse_offset
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ import typer
 from rmqctl.broker.versions import NEWEST, release_of
 from rmqctl.commands.app.option_groups import OptionGroup
 from rmqctl.commands.shared.options import RequiredQueue, RequiredTopic
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import time_text
 from rmqctl.parse_values import parse_time
 

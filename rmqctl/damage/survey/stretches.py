@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from rmqctl.damage.survey.survey import Survey
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.headers import Headers

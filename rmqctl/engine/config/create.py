@@ -11,7 +11,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.broker.settings import Settings, checked
@@ -21,6 +21,7 @@ from rmqctl.files.lock import StoreLock
 from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local import lock as lock_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.store_settings import CURRENT_FORMAT, FORMAT, KEYS, LOG_FOLDERS, NAME, path_of
 

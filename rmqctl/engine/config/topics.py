@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from rmqctl.engine.config.table import Config, ConfigTable
 from rmqctl.errors import RefusedError, UsageError
@@ -17,6 +16,7 @@ from rmqctl.formats.local.properties import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.queue.compaction import COMPACTION, POLICY
 
 NAME = "topics.json"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from rmqctl.engine.dispatch.queue_files import (
 from rmqctl.errors import UsageError
 from rmqctl.formats.local import batch_consume_queue as layout
 from rmqctl.formats.local.batch_consume_queue import NOT_COMPACTED, UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.store.files import Listing

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
 from rmqctl.formats.local.consume_queue_ext import MAX_ADDRESS
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.kernel import active
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.text import contiguous

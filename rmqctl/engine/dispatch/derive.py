@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.formats.local import delay, sysflag
 from rmqctl.formats.local import properties as props
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.derived import LeadsOf, batch_ranges
 from rmqctl.scan.frames import Array, Batch

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import MAXYEAR, datetime, timedelta
 
 import numpy as np
@@ -21,6 +20,7 @@ from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord, IndexShape
 from rmqctl.kernel import active
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.text import contiguous

@@ -11,7 +11,6 @@ import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from rmqctl.errors import RefusedError, StoreIOError
@@ -28,6 +27,7 @@ from rmqctl.files.durable import (
     write_all,
 )
 from rmqctl.formats.local import names
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
 

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, Protocol
 
 from rmqctl.broker.settings import Settings
@@ -45,6 +45,7 @@ from rmqctl.engine.put.message import (
 )
 from rmqctl.engine.put.put import Message, PutPath, Putting
 from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.scan.queue_reach import QueueReach
 from rmqctl.store.log.commit_log import CommitLog

@@ -25,7 +25,6 @@ so it never rejects a message for this reason. 5.3.3 does not count them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from rmqctl.broker.settings import Host, Settings
@@ -56,6 +55,7 @@ from rmqctl.formats.local.message import (
     longest_topic,
 )
 from rmqctl.formats.local.sysflag import INNER_BATCH, TRANSACTION_MASK
+from rmqctl.lazy_dataclass import dataclass
 
 UNKNOWN_ERROR = "UNKNOWN_ERROR"
 _LOCK_STUCK = 10_000_000

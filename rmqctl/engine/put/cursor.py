@@ -5,10 +5,11 @@ written but not yet dispatched (reput; spec: recovery.md §6).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.lazy_dataclass import dataclass
 
 DISPATCH_BYTES = 1 << 20
 """Number of bytes of records that are collected and then dispatched together, because each

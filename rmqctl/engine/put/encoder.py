@@ -6,7 +6,6 @@ packed with a compiled struct.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from struct import Struct
 
@@ -26,6 +25,7 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from rmqctl.lazy_dataclass import dataclass
 
 V1_TOPIC_CHARS = 127
 _TOPICS = 8192

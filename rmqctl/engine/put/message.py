@@ -5,7 +5,6 @@ stored messages (spec: recovery.md §8).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, overload
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from rmqctl.broker.settings import Host
 from rmqctl.formats.local.message import Record, message_id
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 
 PUT_OK = "PUT_OK"

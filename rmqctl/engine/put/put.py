@@ -16,7 +16,7 @@ queue (spec: consumequeue.md §4).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from itertools import groupby
 
@@ -47,6 +47,7 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import Closing
 
 Message = Outgoing | OutgoingBatch | Record

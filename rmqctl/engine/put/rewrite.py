@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -32,6 +31,7 @@ from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import delay_level_of, delay_table, java_int
 from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
+from rmqctl.lazy_dataclass import dataclass
 
 WAIT = "WAIT"
 TIMER_DELAY_SEC = "TIMER_DELAY_SEC"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl.checks.doctor import Diagnosis, diagnose
 from rmqctl.checks.findings import Finding
@@ -12,6 +12,7 @@ from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import UnsupportedError
 from rmqctl.ext.browse.listing import ListRow
 from rmqctl.ext.browse.opened import BrowsedPlace, StoreView
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.log.end import used_size
 
 _MAX_LISTED = 500

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.ext.browse.opened import BrowsedPlace, StoreView
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.escape import visible
 from rmqctl.output.units import counted, size_text, time_text
 from rmqctl.store.queue.rows import QueueRows, topic_rows, topics_on_disk

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.cells import cell_text
 from rmqctl.output.escape import visible
 from rmqctl.output.units import time_text

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import cached_property
 
 from rmqctl.checks.offset_runs import OffsetRuns
@@ -18,6 +17,7 @@ from rmqctl.errors import FormatError, UsageError
 from rmqctl.ext.browse.listing import LogListing, QueueListing, RecordListing, RowListing
 from rmqctl.files.lock_probe import LockState
 from rmqctl.formats.local.message import Record, parse_message_id
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.escape import visible
 from rmqctl.output.units import counted
 from rmqctl.store.config.offsets import Lag

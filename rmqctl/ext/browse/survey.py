@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.ext.browse.listing import LogListing, Watch, sentence
 from rmqctl.formats.local.header_rules import EARLIEST
 from rmqctl.formats.local.message import decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Joined, Phrase
 from rmqctl.scan.profile import LATEST
 from rmqctl.scan.resync import located_size, next_provable

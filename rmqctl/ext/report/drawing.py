@@ -10,11 +10,11 @@ import io
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmqctl.ext.report.svg import PALETTE, embedded
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.units import count_text, size_text, time_text
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO
 from rmqctl.scan.profile import KINDS, MAX_CELLS, MESSAGES, STEPS, LogProfile, Timeline

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verdict import DAMAGE, around
 from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.formats.local.header_rules import EARLIEST
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import OTHER
 from rmqctl.scan.profile import LATEST

@@ -12,7 +12,7 @@ import platform
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import tzinfo
 from importlib.resources import files
 from typing import Any
@@ -25,6 +25,7 @@ from rmqctl.ext.report import words
 from rmqctl.ext.report.drawing import NARROW, WIDE, Bars, bars, log_map, timeline
 from rmqctl.ext.report.facts import Facts
 from rmqctl.ext.report.masking import Mask
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.output.language import ENGLISH, Language, language
 from rmqctl.output.texts import TextCatalog
 from rmqctl.output.units import count_text, duration_text, size_text, time_text

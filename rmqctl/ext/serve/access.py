@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.ext.serve.remoting.signing import ACCESS_KEY, SECRET_KEY, SIGNATURE, signature
 from rmqctl.formats.config import properties_file
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 
 _MAX_SIZE = 1 << 16

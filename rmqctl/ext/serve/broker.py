@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.ext.serve.source import READ, WRITE, ServedStore, ServedTopic
 from rmqctl.ext.serve.sums import BrokerCounts
 from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import Address
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import nlargest
 from itertools import chain, islice
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.server import Server
+from rmqctl.lazy_dataclass import dataclass
 
 MAX_LABELS = 1000
 """Maximum number of groups and topics that a metric shows separately; all others are added up."""

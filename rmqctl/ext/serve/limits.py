@@ -12,11 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from ipaddress import IPv6Address, ip_address
 from typing import Protocol
 
 from rmqctl.ext.serve.remoting.frame import MAX_FRAME
+from rmqctl.lazy_dataclass import dataclass
 
 SPARE_S = 0.5
 """Seconds after which an idle connection may be closed to free its place for another connection."""

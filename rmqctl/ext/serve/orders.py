@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FrameType
 from typing import Annotated, Literal, NoReturn
 
 import msgspec
 
 from rmqctl.ext.serve.remoting.codes import Failed, Status
+from rmqctl.lazy_dataclass import dataclass
 
 _MAX_HELD = 1 << 20
 _FOR_EVER = -1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from time import monotonic
 from typing import Protocol
 
@@ -33,6 +33,7 @@ from rmqctl.formats.local import properties
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import Message, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.compaction import CompactionQueue

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.connection import ClientConnection
 from rmqctl.ext.serve.limits import AddressConnections, Limits, Shared
 from rmqctl.ext.serve.turns import Intake, Turns
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import Address
 from rmqctl.scan import malloc_tuning
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from rmqctl.ext.serve.producing.writing import Writer
 from rmqctl.ext.serve.reading import PageCache
 from rmqctl.ext.serve.server import Save
 from rmqctl.ext.serve.source import ServedStore
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import Address
 from rmqctl.store.inside_store import refuse_in_store
 from rmqctl.store.store import Store

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.broker.view import view_of
@@ -17,6 +17,7 @@ from rmqctl.formats.local.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_NONE,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.config.config import ConfigFile, load_one
 from rmqctl.store.config.rows import snake
 from rmqctl.store.log.bounds import View

@@ -10,8 +10,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from rmqctl.lazy_dataclass import dataclass
 
 _WINDOWS = (("statsMinute", 10, 6), ("statsHour", 600, 6), ("statsDay", 3600, 24))
 """Periods: name, interval in seconds between two records, and number of records kept."""

@@ -8,11 +8,12 @@ the query's optimised plan. It returns them as a schema and load options.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import Any
 
 from rmqctl.errors import UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.pushdown import limits
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from rmqctl.errors import FormatError
@@ -13,6 +12,7 @@ from rmqctl.ext.tiered.flat_file import QueueName
 from rmqctl.formats import layout
 from rmqctl.formats.local import message, properties
 from rmqctl.formats.local.javahash import tags_code
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 

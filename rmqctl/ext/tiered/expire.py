@@ -9,7 +9,7 @@ plan moves the files aside.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl.actions import Action
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
@@ -22,6 +22,7 @@ from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA, CODA_SIZE, NEVER, UNIT_SIZE, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Changes, Plan, Replace
 
 HOUR = 3_600_000

@@ -13,7 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, is_coda
+from rmqctl.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from rmqctl.ext.tiered.index.index_file import COMPACTED, TierIndexFile, uploade
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import read as read_metadata
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import Closing
 from rmqctl.store.files import Trouble
 

@@ -20,7 +20,6 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import IO, Any, Protocol
 
@@ -30,6 +29,7 @@ from rmqctl.files.disk_usage import free_bytes
 from rmqctl.files.remote.listing import file_at
 from rmqctl.files.remote.ranges import RangeCache
 from rmqctl.files.remote.reader import RemoteReader, without_secrets
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import stopping
 from rmqctl.scan.source import FileSource
 from rmqctl.vfs import Listed, Tree

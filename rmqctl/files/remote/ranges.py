@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.remote import web
@@ -23,6 +22,7 @@ from rmqctl.files.remote.listing import identity
 from rmqctl.files.remote.reader import RemoteReader
 from rmqctl.files.remote.threads import THREADS, run_all, submit, taken
 from rmqctl.files.remote.web import NoRangesError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
 

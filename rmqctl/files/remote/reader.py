@@ -12,13 +12,13 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
 from rmqctl.files.remote import web
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import Closing, Source, Witness
 
 _SLASHED = r"[^/@\[:]*:(?!:|\d+/)(?:[^@:/]|:(?!:))*/(?:[^@:]|:(?!:))*@"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Protocol
 
 from rmqctl.errors import UsageError
 from rmqctl.formats.local import properties as props
+from rmqctl.lazy_dataclass import dataclass
 
 Levels = Mapping[int, int]
 """Milliseconds of each delay level, by level."""

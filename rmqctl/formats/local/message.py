@@ -14,7 +14,6 @@ import ipaddress
 import re
 import struct as _struct
 import zlib
-from dataclasses import dataclass
 from functools import cache
 
 from construct import (
@@ -34,6 +33,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
 from rmqctl.formats.local.trace import trace
+from rmqctl.lazy_dataclass import dataclass
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB

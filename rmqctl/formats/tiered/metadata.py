@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.config import config_json, fastjson, java_concurrent_map, object_keys
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.names import KINDS
+from rmqctl.lazy_dataclass import dataclass
 
 K = TypeVar("K", str, int)
 V = TypeVar("V")

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from typing import NamedTuple
 
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import NOWHERE
 from rmqctl.formats.local.message import BLANK_SIZE, Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage.filler import (
     MAX_FILLER,
     Filler,

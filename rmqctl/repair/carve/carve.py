@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Self
 
 import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.carve.pieces import MAX_RANGES, Claims
 from rmqctl.repair.carve.scan import Scan
 from rmqctl.repair.carve.sources import CarveSource, Input
@@ -118,6 +119,9 @@ class CarvedPage:
     duplicate: bool = False
 
 
+_EVERYTHING = CarveOptions()
+
+
 class Carving:
     """A carve run over all inputs. Iterate over `pages` once; use as a context manager.
 
@@ -125,7 +129,7 @@ class Carving:
     ``advance``: called with the number of bytes scanned.
     """
 
-    def __init__(self, inputs: Sequence[Input], wanted: CarveOptions = CarveOptions(), *,
+    def __init__(self, inputs: Sequence[Input], wanted: CarveOptions = _EVERYTHING, *,
                  report: Callable[[str], None] = lambda _text: None,
                  advance: Callable[[int], None] = lambda _bytes: None) -> None:
         self.inputs, self._wanted = inputs, wanted

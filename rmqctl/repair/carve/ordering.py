@@ -16,13 +16,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from rmqctl.files.row_file import RowFile
 from rmqctl.formats import dledger
 from rmqctl.formats.local.sysflag import INNER_BATCH, has_consume_queue_row
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.repair.carve.bridging import Bridge, Lacking
 from rmqctl.repair.carve.carve import MISPLACED, CarvedPage

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from rmqctl.formats import dledger
 from rmqctl.formats.local.message import START_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.carve.fragments import NEXT, REACH, SECTOR, Chains, RecordChain
 from rmqctl.repair.carve.window import AsLog, Window
 from rmqctl.scan.damage.extents import claimed_end

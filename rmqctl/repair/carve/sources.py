@@ -10,10 +10,11 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource, Witness, open_bytes
 from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.store import Sizes, Store

@@ -14,13 +14,13 @@ false match is 2^-64 for each earlier record with the same physical offset.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rmqctl.files.row_file import RowFile, on_disk
 from rmqctl.formats.local.message import HOST_BITS, fixed_field
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, distinct, gather
 from rmqctl.store.pages import BatchPage, Page
 

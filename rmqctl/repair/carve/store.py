@@ -14,7 +14,7 @@ import os
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ from rmqctl.engine.engine import GROUP_BYTES, GROUP_MESSAGES, Engine
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import INNER_BATCH
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase, counted
 from rmqctl.repair.carve.bridging import Bridge
 from rmqctl.repair.carve.carve import (

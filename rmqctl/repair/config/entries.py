@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.checks.metadata.tables import GROUPS, TOPICS, is_user_group, is_user_topic
@@ -22,6 +21,7 @@ from rmqctl.engine.config.table import next_version
 from rmqctl.engine.config.topics import is_system, name_problem
 from rmqctl.errors import RefusedError
 from rmqctl.formats.config import fastjson
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.config import inferred
 from rmqctl.repair.config.convert import replaced
 from rmqctl.repair.config.exported import Exported, fitting, read_export

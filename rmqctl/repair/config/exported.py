@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from rmqctl.engine.config.topics import BATCH_QUEUE, QUEUE_TYPE
 from rmqctl.errors import FormatError, RefusedError, UsageError
 from rmqctl.formats.config import config_json
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.config.inferred import text_of
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import MAX_SIZE

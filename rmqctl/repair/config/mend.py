@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 from rmqctl.checks.metadata.judge import REPORTED, judge
@@ -21,6 +21,7 @@ from rmqctl.engine.config.table import next_version
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.config.one_byte import DamagedEntry
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.config import inferred
 from rmqctl.repair.config.exported import Exported, fitting, refuse_foreign
 from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step, Watch

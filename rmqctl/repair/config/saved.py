@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, RefusedError, RmqctlError, UsageError
 from rmqctl.formats.config import config_json
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.config.copies import why
 from rmqctl.repair.plan import Action, Create, Planned, Replace, Step
 from rmqctl.scan.source import FileSource

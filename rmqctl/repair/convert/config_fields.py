@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.broker.versions import is_from, version_of
 from rmqctl.errors import RefusedError
 from rmqctl.formats.config import config_json, fastjson
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.config.convert import plan_convert
 from rmqctl.repair.plan import Changes, Create, Replace
 from rmqctl.repair.scratch import Scratch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -22,6 +22,7 @@ from rmqctl.engine.opening import refuse_held
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.files.durable import STAGING
 from rmqctl.files.sparse import same_content
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.convert.new_store import (
     copy_file,
     files_below,

@@ -18,7 +18,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import IO, Any
 
 from rmqctl.broker.settings import Settings
@@ -41,6 +41,7 @@ from rmqctl.formats.local.sysflag import (
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.convert.queues import keep_ends
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE

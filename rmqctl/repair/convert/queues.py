@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from rmqctl.broker.settings import Settings
@@ -22,6 +22,7 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
 from rmqctl.formats.local.message import MIN_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase, some_of
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.plan import (

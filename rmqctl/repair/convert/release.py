@@ -15,7 +15,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from rmqctl.formats.local import checkpoint, names, sysflag
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase, some_of
 from rmqctl.repair.convert.config_fields import DroppedSetting, fit_config, pull_offsets
 from rmqctl.repair.convert.queues import (

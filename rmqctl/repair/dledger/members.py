@@ -15,7 +15,7 @@ index and term, all entries before it are equal too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.dledger import HEAD_SIZE
 from rmqctl.formats.local.header_rules import of_record
 from rmqctl.formats.local.message import decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.dledger.heads import head_fixes
 from rmqctl.repair.dledger.index import IndexCheck, index_steps
 from rmqctl.repair.plan import Action, FileContent, Lost, MoveAside, Planned, Step

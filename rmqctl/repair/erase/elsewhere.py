@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from rmqctl.formats.local.message import (
     decode,
     total_size_at,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.erase.find import MIN_RUN, Traits
 from rmqctl.repair.erase.record import is_erased
 from rmqctl.scan.frames import Array

@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.filler import MARK
 from rmqctl.formats.local.message import HOST_BITS, Record, parse_message_id, variant
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.config.convert import replaced

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from rmqctl.formats.internal_topics import meaning
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import CRC_MASK, Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.erase.inner import Inner, inner_messages, is_empty
 from rmqctl.repair.erase.record import is_erased
 from rmqctl.scan import text

@@ -6,13 +6,14 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from rmqctl.errors import InternalError, RefusedError
 from rmqctl.files.bounds import WritableFolders
 from rmqctl.files.durable import failed
 from rmqctl.files.sparse import same_content
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
 from rmqctl.repair.targets import (
     checked,

@@ -15,7 +15,6 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -23,6 +22,7 @@ from rmqctl.errors import InternalError, RefusedError, StoreIOError
 from rmqctl.files.bounds import WritableFolders, stores_around
 from rmqctl.files.durable import STAGING, make_folders, open_file, publish
 from rmqctl.files.lock import StoreLock
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.executor import undo as undoing
 from rmqctl.repair.executor.apply_step import ChangedError, StepApplier

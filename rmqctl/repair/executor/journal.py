@@ -20,13 +20,14 @@ import re
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.aside import asides
 from rmqctl.files.durable import STAGING, failed, open_file, publish, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.repair_losses import ACTIONS_LOG, pruned_notes
 
 FOLDER = "repairs"

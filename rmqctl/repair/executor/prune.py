@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rmqctl.errors import RefusedError, StoreIOError
@@ -22,6 +22,7 @@ from rmqctl.files.disk_usage import bytes_below
 from rmqctl.files.durable import failed, make_folders, move, publish, sync_folder
 from rmqctl.files.file_stamp import is_regular
 from rmqctl.formats.local import names
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.executor.journal import (
     JOURNAL,
     HistoryEntry,

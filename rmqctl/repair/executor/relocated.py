@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import STAGING
 from rmqctl.files.file_stamp import is_regular
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.repair.executor.apply_step import ChangedError, StepStates
 from rmqctl.repair.executor.journal import (

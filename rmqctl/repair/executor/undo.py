@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import STAGING
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.executor.apply_step import ChangedError, StepApplier
 from rmqctl.repair.executor.journal import (
     HistoryEntry,

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from rmqctl.broker.view import cut_by_broker
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.repair.offsets.table import (
     MovedOffset,

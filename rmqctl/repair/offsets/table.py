@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.broker.view import cut_by_broker
@@ -18,6 +17,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import RefusedError
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.properties import LMQ_PREFIX, REVIVE_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.phrases import Phrase, counted
 from rmqctl.repair.config.convert import replaced

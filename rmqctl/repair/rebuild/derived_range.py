@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.derive import Derived, deriver_for
 from rmqctl.engine.dispatch.in_one_loop import LeadPass
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart

@@ -32,7 +32,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +44,7 @@ from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.index_file import ENTRY, entry_time
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.derived import QueueKey

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.index_file import ENTRY, HEADER, IndexShape
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC, TAGS, are_sound, parse
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.damage.properties import damaged_properties
 from rmqctl.scan.fillers import kept_damaged
 from rmqctl.scan.frames import Batch

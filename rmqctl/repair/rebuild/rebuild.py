@@ -27,7 +27,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ from rmqctl.engine.dispatch.reput import Dispatcher, QueueIds
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import replace_file
 from rmqctl.formats.local.index_file import IndexShape
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.rebuild import derived_range, index, seed
 from rmqctl.repair.rebuild.derived_range import DerivedRange, LogSummary, derive
 from rmqctl.repair.rebuild.index import Expired

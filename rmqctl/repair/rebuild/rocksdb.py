@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, partial
 from itertools import islice
 from operator import attrgetter
@@ -36,6 +36,7 @@ from rmqctl.formats.rocksdb.consume_queue import (
     ROWS,
     PositionRecord,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.broker_config import configured
 from rmqctl.repair.plan import Action, Create, FileContent, MakeFolder, MoveAside, Planned, Step
 from rmqctl.repair.rebuild import derived_range

@@ -14,7 +14,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from rmqctl.formats.local import consume_queue_ext as ext_layout
 from rmqctl.formats.local import consume_queue_ext as layout
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.consume_queue_ext import MAX_ADDRESS, MAX_SIZE, UnitRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.source import FileSource

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed
 from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import batch_consume_queue, consume_queue, names
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import (
     Action,
     Changes,

@@ -14,7 +14,7 @@ there are three cases:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rmqctl.checks.findings import Finding
 from rmqctl.errors import StoreIOError
@@ -22,6 +22,7 @@ from rmqctl.formats.local import javahash
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.timer.timer_log import UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.rebuild.disputes import ChangedByte, IntactRecords, single_changes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource

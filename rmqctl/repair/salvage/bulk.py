@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from rmqctl.damage.evidence import FoundRow, RowColumns
 from rmqctl.damage.survey.survey import Region
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.filler import Filler, FillerEntry, Style
 from rmqctl.scan.derived import QueueKey

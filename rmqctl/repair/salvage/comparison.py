@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import cast
 
 import numpy as np
@@ -22,6 +22,7 @@ from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage.keep import kept_from
 from rmqctl.repair.salvage.mend.topics import is_impossible
 from rmqctl.repair.sources.opening import LogSource

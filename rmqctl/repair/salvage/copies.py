@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from rmqctl.checks.verify.common import plural
 from rmqctl.damage.ranges import ENDLESS, EmptyRange, Range, stretches
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.formats.local.message import START_SIZE, total_size_at
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Action, FileContent
 from rmqctl.repair.salvage.agreement import disputed
 from rmqctl.repair.salvage.comparison import Comparison, compare

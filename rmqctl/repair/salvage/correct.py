@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
@@ -34,6 +33,7 @@ from rmqctl.damage.records import body_at, body_crc_at, whole_record
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import CRC_MASK, Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage import torn
 from rmqctl.repair.salvage.contents import (
     ZLIB_CHANCE,

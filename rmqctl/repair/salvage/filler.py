@@ -30,7 +30,6 @@ How brokers treat a row filler (from the sources of 4.9.3 and 5.3.3):
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -53,6 +52,7 @@ from rmqctl.formats.local.message import (
     size_of,
     variant,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, shape
 from rmqctl.scan.overlay import Parts
 

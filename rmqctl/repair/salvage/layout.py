@@ -11,10 +11,11 @@ The mode of a region says how it must end:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.filler import Filler, FillerEntry, Style
 from rmqctl.scan.overlay import OverlayPiece, Parts

@@ -11,7 +11,7 @@ import os
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import BLANK_SIZE, MIN_SIZE, Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Dropped, Lost
 from rmqctl.repair.salvage.bulk import Bulk, parted
 from rmqctl.repair.salvage.filler import Filler, FillerEntry, Style

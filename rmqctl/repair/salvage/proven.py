@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rmqctl.checks.verify.common import plural
 from rmqctl.damage.ranges import ENDLESS, EmptyRange
@@ -20,6 +19,7 @@ from rmqctl.damage.survey.survey import Runs
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import HOST_BITS, decode, fixed_field
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage.comparison import Comparison
 from rmqctl.repair.salvage.keep import kept_from
 from rmqctl.repair.salvage.mend.moved import misplaced

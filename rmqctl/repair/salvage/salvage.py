@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import count
 from typing import Literal
 
@@ -26,6 +26,7 @@ from rmqctl.damage.verdicts import Condemned, Verdict
 from rmqctl.errors import RefusedError
 from rmqctl.formats.local.header_rules import FLAG_BITS, STORE_HOST
 from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Action, Dropped, Lost, Step
 from rmqctl.repair.salvage import filler
 from rmqctl.repair.salvage.checkpoint_times import note_on_times

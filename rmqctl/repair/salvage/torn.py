@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage.contents import Odd, is_json, most_json, odd_bytes
 from rmqctl.scan.crc_fix import burst
 from rmqctl.scan.frames import Array

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rmqctl import vfs
 from rmqctl.checks.diff.members import are_members
@@ -26,6 +25,7 @@ from rmqctl.errors import (
 from rmqctl.formats.local import names
 from rmqctl.formats.local.message import MAGIC_BLANK, START_SIZE, VERSIONS, decode, magic_at
 from rmqctl.formats.tiered import names as tiered_names
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Watch
 from rmqctl.repair.salvage.log_files import FAR, file_size
 from rmqctl.repair.scratch import Scratch

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -19,6 +19,7 @@ from rmqctl.errors import FormatError
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.files.row_file import RowFile
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import MAX_RECORD

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
 
 import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Changes, Patch
 from rmqctl.repair.targets import target
 from rmqctl.scan.frames import Array, distinct

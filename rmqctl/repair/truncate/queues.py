@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from rmqctl.errors import FormatError
 from rmqctl.formats.fixed import Fixed
 from rmqctl.formats.local import batch_consume_queue, consume_queue, consume_queue_ext
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Action, Changes
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import cut_files

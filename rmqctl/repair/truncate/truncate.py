@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +23,7 @@ from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import (
     Action,
     Dropped,

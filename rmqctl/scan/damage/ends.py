@@ -21,12 +21,13 @@ The frames of a file are read once for all damage in the file.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from rmqctl.formats.local.message import MIN_SIZE, VERSIONS, variant
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.damage.slots import (
     EarlierMessages,
     Numbered,

@@ -28,7 +28,6 @@ them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 
 from isal.isal_zlib import crc32
 
@@ -47,6 +46,7 @@ from rmqctl.formats.local.message import (
     is_magic,
     variant,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.damage import entries
 from rmqctl.scan.damage.ends import MIN_HEAD, resumed
 from rmqctl.scan.damage.references import References

@@ -21,10 +21,10 @@ be the last bytes of a frame. Without this space, the frames are messages.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from rmqctl.formats.local import message
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.damage.tails import MAX_TAIL, ends_record
 
 HEAD = min(message.variant(0, magic).head_size for magic in message.VERSIONS)

@@ -21,13 +21,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import INNER_BATCH, TRANSACTION_COMMIT, TRANSACTION_MASK
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import located_size
 from rmqctl.scan.source import Source

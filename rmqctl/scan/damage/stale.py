@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import groupby
 from typing import overload
 
@@ -40,6 +40,7 @@ import numpy as np
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.damage.leads import WINDOW, Leads, Taken
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Batch, Span, distinct
 from rmqctl.scan.source import Source, Witness

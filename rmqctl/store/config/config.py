@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,7 @@ from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.config import config_json
 from rmqctl.formats.timer import timer_check
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.rows import SECTIONS, Row, rows_of
 from rmqctl.store.files import Trouble

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.delay import DEFAULT_LEVELS
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.config.config import ConfigFile, load_one
 from rmqctl.store.log.bounds import Bounds, View
 from rmqctl.store.store import Store

@@ -6,11 +6,11 @@ Used to predict how a startup or a repair affects consumers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.formats.timer import timer_check
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.rocksdb import config as layout
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.config.rows import MAX_FAULTS
 from rmqctl.store.layout import CONFIG_DATABASES, ConfigLayout
 from rmqctl.store.rocksdb.database import Database

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.errors import FormatError
 from rmqctl.formats.local.trace import trace
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 
 Row = dict[str, Any]

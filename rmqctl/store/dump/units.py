@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.errors import FormatError
@@ -18,6 +17,7 @@ from rmqctl.formats.local import (
     index_file,
 )
 from rmqctl.formats.timer import timer_log, timer_wheel
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.dump.fields import CHUNK, Row, Target
 from rmqctl.store.index.shape import decide
 

@@ -12,13 +12,14 @@ property ``RMQCTL_REQUEUED`` names the dead letter, so the log shows what was re
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from rmqctl.formats.bodies import encode
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import HOST_BITS, Record, host_text
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.config.config import load_one
 from rmqctl.store.groups.track import origin_topic, record_of
 from rmqctl.store.log.bounds import View

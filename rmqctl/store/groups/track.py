@@ -9,13 +9,14 @@ consumers for facts that are not in a store: whether a tag filter skipped the me
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, parse_message_id
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.derived import batch_range
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.groups.unread import StoredOffsets

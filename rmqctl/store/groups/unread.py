@@ -8,9 +8,9 @@ This setting is not in the store.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX, REVIVE_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.config.config import load_one
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import ConsumerProgress, named

@@ -6,7 +6,6 @@ A look-up follows one hash chain per file, and reads only the slots and entries 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError
@@ -19,6 +18,7 @@ from rmqctl.formats.local.index_file import (
     HeaderRecord,
     IndexShape,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index.shape import Decided, decide

@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from rmqctl.formats.local.index_file import (
     candidates,
     shape_of,
 )
+from rmqctl.lazy_dataclass import dataclass
 
 Read = Callable[[int, int], bytes]
 """Function ``read(position, length)`` that returns bytes of the file, fewer at its end."""

@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import LogEnd, find_end
 from rmqctl.store.log.once import cached_property

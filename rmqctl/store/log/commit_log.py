@@ -11,12 +11,12 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.message import MIN_SIZE, START_SIZE, Record, decode, total_size_at
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import BLANK, Array, Batch, distinct, examine
 from rmqctl.scan.resync import MAX_RECORD, is_blank
 from rmqctl.scan.source import FileSource

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Protocol
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import BLANK
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import Source

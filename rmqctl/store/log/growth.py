@@ -17,10 +17,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import BLANK_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource, Witness
 from rmqctl.store.files import StoreFile, log_listing
 from rmqctl.store.log.borders import (

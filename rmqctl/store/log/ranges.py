@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, Protocol, Self, TypeVar
 
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import Source
 from rmqctl.scan.tolerant import TolerantWalk
 from rmqctl.scan.walk import Sound

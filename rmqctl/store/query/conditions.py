@@ -12,13 +12,13 @@ import dataclasses
 import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import tzinfo
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from rmqctl.errors import UsageError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import RawCondition, parse_condition, parse_time, ungrouped
 from rmqctl.scan.frames import Array
 from rmqctl.store.objects import FIELDS, OF_BODY, PROPERTY, TIMES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from rmqctl import vfs
@@ -17,6 +17,7 @@ from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.index import files as index_files

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +21,7 @@ from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.local.message import MIN_SIZE, Record
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import has_consume_queue_row
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.resync import MAX_RECORD

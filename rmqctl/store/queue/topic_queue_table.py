@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Literal
 
 from rmqctl.errors import FormatError, StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import DAMAGED, Span
 from rmqctl.scan.queue_reach import LightQueues, QueueReach, Reach
 from rmqctl.scan.tolerant import UnreadRange

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 from rmqctl.store.index.entries import AllIndexEntries, EntryPlace, OpenedFile
 

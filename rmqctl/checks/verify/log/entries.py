@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, gather
 from rmqctl.store.log.chain import ChainLink

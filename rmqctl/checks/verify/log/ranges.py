@@ -11,7 +11,6 @@ import os
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from rmqctl.checks.verify.context import ComparedStructures, RangeResult
 from rmqctl.checks.verify.log.log_pass import LogPass
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import StoreIOError
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.tolerant import TolerantWalk
 from rmqctl.store.live import Snapshot

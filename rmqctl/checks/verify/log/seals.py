@@ -7,11 +7,12 @@ a CRC are suspicious; many messages without a CRC show that the option was off f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
 
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 
 MAX_SUSPICIOUS = 3

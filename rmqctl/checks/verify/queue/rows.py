@@ -8,7 +8,7 @@ one by one, up to a limit, and `reconcile` explains them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from rmqctl.checks.verify.queue.ext_units import FOLDER, ExtReader
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import properties as props
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import begun_at

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.timer import timer_log as layout
 from rmqctl.formats.timer.timer_log import MAGIC_BITS, TAIL, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.formats.timer.timer_wheel import DEFAULT_PRECISION
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile

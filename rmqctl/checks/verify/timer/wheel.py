@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from rmqctl.checks.verify.timer.units import TimerLog, UnitPage, slot_time
 from rmqctl.formats.timer import timer_wheel as layout
 from rmqctl.formats.timer.timer_log import UNIT
 from rmqctl.formats.timer.timer_wheel import DEFAULT_PRECISION, FILE_SIZE, SLOT, SLOT_SIZE, SLOTS
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, distinct
 from rmqctl.scan.source import FileSource
 

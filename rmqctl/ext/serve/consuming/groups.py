@@ -7,11 +7,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from rmqctl.ext.serve.consuming.subscriptions import Subscription
 from rmqctl.ext.serve.remoting.command import Command
+from rmqctl.lazy_dataclass import dataclass
 
 EXPIRY_S = 120.0
 """Seconds without a heartbeat after which a client is considered gone."""

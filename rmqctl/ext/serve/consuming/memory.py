@@ -7,11 +7,12 @@ queues.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, outside
 from rmqctl.ext.serve.reading import Accept, Pulled
 from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, build, magic_for, size_of
+from rmqctl.lazy_dataclass import dataclass
 
 OVERHEAD = 512
 """Approximate memory in bytes that a message uses in addition to its record."""

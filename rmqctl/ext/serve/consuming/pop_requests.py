@@ -13,7 +13,7 @@ from abc import abstractmethod
 from base64 import b64decode
 from binascii import Error as Base64Error
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rmqctl.broker.get_message import FOUND, NO_MESSAGE
 from rmqctl.ext.serve.broker import ANY_QUEUE, Broker, Buffer, Call, Response, Table
@@ -32,6 +32,7 @@ from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG, Subscription
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import build, decode
 from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 
 _MAX_MESSAGES = 32
 _MAX_INVISIBLE_MS = 12 * 3_600_000

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from rmqctl.ext.serve.consuming.pulling import pull
 from rmqctl.ext.serve.reading import Accept
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 
 MAX_FLYING, MAX_OF_GROUP = 100_000, 20_000

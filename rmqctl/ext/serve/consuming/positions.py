@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.ext.serve.consuming import anchors
 from rmqctl.files.durable import replace_file
 from rmqctl.files.named import refuse_link_of_others
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 from rmqctl.broker.get_message import (
@@ -22,6 +21,7 @@ from rmqctl.ext.serve.reading import Accept, Pulled
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.source import READ
 from rmqctl.formats.local.properties import RETRY_PREFIX
+from rmqctl.lazy_dataclass import dataclass
 
 COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
 """Bits of a pull's sysFlag."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +16,7 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local import javahash, properties
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.message import decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.objects import java_text
 
 TAG, SQL = "TAG", "SQL92"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl.ext.serve.broker import Broker, Response
 from rmqctl.ext.serve.grpc.protocol import Code, Refused
 from rmqctl.ext.serve.grpc.sessions import BrokerLink, Sessions, host_of
 from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.remoting.codes import Failed, Status
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import Address
 
 MAX_UNSENT = 64 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import count
 from typing import Any
 
@@ -24,6 +24,7 @@ from rmqctl.ext.serve.remoting.codes import CHECK_TRANSACTION_STATE, CODE_OF
 from rmqctl.ext.serve.remoting.command import Command, write_json
 from rmqctl.formats.local.delay import DEFAULT_LEVELS
 from rmqctl.formats.local.message import decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.objects import java_text
 
 MAX_CLIENTS = 10_000

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 
 from rmqctl.broker.transactions import (
@@ -39,6 +39,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.delay import java_int
 from rmqctl.formats.local.message import Record, build, decode, magic_for, size_of
 from rmqctl.formats.local.sysflag import BORN_HOST_V6, STORE_HOST_V6
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 

@@ -6,7 +6,7 @@ progress of each level, as in a broker.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from math import inf
 
@@ -15,6 +15,7 @@ from rmqctl.ext.serve.producing.writing import Writer, delivered
 from rmqctl.ext.serve.reading import ServedQueue
 from rmqctl.formats.local.message import decode
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.store.config.config import load_one
 

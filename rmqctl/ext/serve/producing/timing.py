@@ -14,7 +14,7 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 
 from rmqctl.engine.config.topics import takes_no_messages
@@ -30,6 +30,7 @@ from rmqctl.formats.local.delay import java_int
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UnitRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from msgspec.structs import replace
 
@@ -32,6 +32,7 @@ from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import TRANSACTION_MASK
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 

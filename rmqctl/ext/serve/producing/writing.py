@@ -13,7 +13,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -34,6 +34,7 @@ from rmqctl.formats.local import delay, properties
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.sysflag import has_consume_queue_row
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 
 _MAX_ROWS = 50_000

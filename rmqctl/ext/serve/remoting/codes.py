@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import Annotated, Any
 
 import msgspec
+
+from rmqctl.lazy_dataclass import dataclass
 
 _TABLE = """
 10 ~SEND_MESSAGE producerGroup! topic! defaultTopic! defaultTopicQueueNums:int! queueId:int! \

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from rmqctl.engine.dispatch.derive import Derived, FurtherRows
 from rmqctl.errors import InternalError
 from rmqctl.ext.spark.rebuild.spool import Columns, texts_of, texts_to_columns
 from rmqctl.formats.local import properties as props
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.rebuild.rebuild import wants
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name

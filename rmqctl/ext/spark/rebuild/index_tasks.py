@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import IndexWriter, write_whole
@@ -18,6 +17,7 @@ from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.files.aside import AsideFolder
 from rmqctl.files.durable import failed
 from rmqctl.formats.local.index_file import HeaderRecord, IndexShape, build_header
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.rebuild import index
 from rmqctl.repair.rebuild.index import FOLDER, Expired
 from rmqctl.repair.scratch import Scratch

@@ -10,7 +10,7 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.derive import Derived
@@ -29,6 +29,7 @@ from rmqctl.ext.spark.rebuild.groups import (
 from rmqctl.ext.spark.rebuild.index_tasks import IndexTask, Segment, begin, write_index
 from rmqctl.ext.spark.rebuild.spool import SpoolWriter, segments
 from rmqctl.files.durable import failed
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.rebuild import seed
 from rmqctl.repair.rebuild.derived_range import LogSummary, derive
 from rmqctl.repair.rebuild.kept import KeptEntries

@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,6 +30,7 @@ from rmqctl.ext.spark.source.limits import (
     SupportsTriggerAvailableNow,
 )
 from rmqctl.ext.spark.source.losses import SWITCH, damage_text, losses
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import parse_size
 from rmqctl.scan.frames import Span
 from rmqctl.scan.walk import Walk

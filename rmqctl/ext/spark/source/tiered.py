@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -27,6 +26,7 @@ from rmqctl.ext.tiered.witness import KnownItems
 from rmqctl.formats import layout
 from rmqctl.formats.local.message import MIN_SIZE, Message, Record
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import is_url
 from rmqctl.scan.frames import Array, Batch, examine
 from rmqctl.scan.resync import MAX_RECORD

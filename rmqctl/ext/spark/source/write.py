@@ -12,7 +12,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from rmqctl.ext.spark.source.rows import (
 from rmqctl.ext.spark.source.runs import SortedRun, Spooler, merged, spool_schema
 from rmqctl.files.durable import make_folders, publish_folder, remove_folder
 from rmqctl.formats.local.message import decode
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import parse_size, parse_watermark
 from rmqctl.sql.options import by_name, local, number
 from rmqctl.store.inside_store import refuse_in_store

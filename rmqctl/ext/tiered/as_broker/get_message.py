@@ -11,7 +11,6 @@ of 5.3.3:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from rmqctl.broker.get_message import outside
@@ -21,6 +20,7 @@ from rmqctl.formats import layout
 from rmqctl.formats.local import javahash, message
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.objects import java_text
 from rmqctl.store.query.conditions import tags_of

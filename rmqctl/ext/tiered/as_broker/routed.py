@@ -7,7 +7,7 @@ with a given key.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl.broker.get_message import MAX_COUNT
 from rmqctl.ext.tiered.as_broker import get_message
@@ -16,6 +16,7 @@ from rmqctl.ext.tiered.read import by_key
 from rmqctl.ext.tiered.read.by_key import IndexFiles
 from rmqctl.ext.tiered.read.select import counted, gathered
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.pages import Page
 from rmqctl.store.problems import Problem, Report
 from rmqctl.store.query import lookup

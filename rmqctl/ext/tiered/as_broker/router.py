@@ -7,7 +7,6 @@ part of its log is in memory; here an argument of `LocalSide` states it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
@@ -23,6 +22,7 @@ from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.names import is_filtered
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.compaction import CompactionQueue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from rmqctl.ext.tiered.dispatch.local import LocalQueue, computed_tags
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.kernel import active
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Batch, distinct, examine, gather, gather_int
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import FileSource

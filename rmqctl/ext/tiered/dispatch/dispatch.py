@@ -12,7 +12,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -48,6 +48,7 @@ from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.formats.tiered.units import UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import malloc_tuning
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from threading import Lock
 
 import numpy as np
@@ -26,6 +25,7 @@ from rmqctl.ext.tiered.index.progress import IndexProgress, Key
 from rmqctl.ext.tiered.index.writer import TierIndexWriter
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Batch, examine
 
 _INDEX_BYTES = 1 << 30

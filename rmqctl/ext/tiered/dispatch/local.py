@@ -7,8 +7,6 @@ offset. Therefore all queues are uploaded in one pass over the log.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from rmqctl.checks.verify.queue.ext_units import ExtReader
@@ -17,6 +15,7 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import consume_queue_ext as ext
 from rmqctl.formats.local import message, properties
 from rmqctl.formats.local.consume_queue import FILLER, UnitRecord
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.bounds import View

@@ -6,7 +6,7 @@ skipped. The plan also determines which messages are committed together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from rmqctl.ext.tiered.tier import Tier, with_witness
 from rmqctl.formats import layout
 from rmqctl.formats.local import consume_queue, message
 from rmqctl.formats.tiered import names
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 from rmqctl.store.controller import read_identity
 from rmqctl.store.log.bounds import View

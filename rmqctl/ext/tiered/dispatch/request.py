@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from rmqctl.checks.findings import ERROR
@@ -22,6 +22,7 @@ from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import is_url
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Sizes, Store

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.store.problems import ambiguity
 from rmqctl.store.queue.search import LAST, first_from

@@ -8,7 +8,7 @@ broker could not read an index file with other numbers of slots or items.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from rmqctl.errors import FormatError, UsageError
@@ -17,6 +17,7 @@ from rmqctl.ext.tiered.files.writer import TierWriter
 from rmqctl.formats.config import config_json
 from rmqctl.formats.tiered import index
 from rmqctl.formats.tiered.units import UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 
 PLACE = ".rmqctl/tier.json"
 """Path of the file with the settings, relative to the tier root."""

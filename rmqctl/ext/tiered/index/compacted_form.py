@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from rmqctl.files import durable
 from rmqctl.files.odirect import DirectWriter
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.kernel import active
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 

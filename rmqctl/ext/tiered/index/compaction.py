@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Literal
 
@@ -30,6 +30,7 @@ from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.scan import malloc_tuning
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rmqctl import vfs
@@ -18,6 +17,7 @@ from rmqctl.ext.tiered.flat_file import FlatFile
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.index import open_shape_of
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import Closing, FileSource
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, Self
 
 from rmqctl.errors import FormatError, StoreIOError, UsageError
@@ -34,6 +34,7 @@ from rmqctl.formats.tiered.index import CompactedItemRecord
 from rmqctl.formats.tiered.metadata import java_order
 from rmqctl.formats.tiered.names import INDEX, OLD_INDEX_NAMES, index_path
 from rmqctl.formats.tiered.units import NEVER
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Closing
 from rmqctl.store.objects import java_text

@@ -7,7 +7,6 @@ that are not expired, and skips damage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from rmqctl.errors import FormatError, StoreIOError
@@ -19,6 +18,7 @@ from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE
 from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.store.queue.search import first_stored
 
 Rule = Literal["5.3.3", "5.2.0"]

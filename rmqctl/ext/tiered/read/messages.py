@@ -8,13 +8,13 @@ messages, and a `MessageFault` for missing or damaged messages. Pulls by a broke
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue, Segment
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT_SIZE, UnitRecord, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.query.lookup import record_around
 from rmqctl.store.queue.search import first_from

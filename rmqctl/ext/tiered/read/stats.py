@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
@@ -16,6 +16,7 @@ from rmqctl.ext.tiered.index.index_file import TierIndexFile, uploaded
 from rmqctl.ext.tiered.slots import SegmentSlots
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.ext.tiered.verify.units import TierUnits
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import Key
 

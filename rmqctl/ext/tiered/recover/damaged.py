@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain, pairwise
 
 import numpy as np
@@ -32,6 +32,7 @@ from rmqctl.ext.tiered.witness import QueueWitness
 from rmqctl.files.durable import failed
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, GUESSED, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage.filler import MAX_FILLER
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart, OverlaidSource, OverlayPiece

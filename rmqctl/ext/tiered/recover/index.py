@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -32,6 +32,7 @@ from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
 from rmqctl.formats.tiered.units import NEVER
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Changes, Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import IO
 
@@ -41,6 +41,7 @@ from rmqctl.ext.tiered.witness import QueueWitness
 from rmqctl.files.durable import failed, make_folders
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Changes, Create, FileContent, Lost, Patch, Replace
 from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.problems import ambiguity

@@ -11,7 +11,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
 
 from rmqctl.actions import Action
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError, UsageError
@@ -31,6 +30,7 @@ from rmqctl.files.durable import make_folders
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import now_ms
 from rmqctl.repair.plan import Create, Dropped, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from rmqctl.errors import FormatError, NotAStoreError, StoreIOError, UsageError
 from rmqctl.ext.tiered.files.metadata_file import broker_root_of, expected_path, load
 from rmqctl.ext.tiered.tier import Tier
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import is_url
 
 

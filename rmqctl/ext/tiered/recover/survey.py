@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,6 +26,7 @@ from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.local.sysflag import BORN_HOST_V6
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, gather_int

@@ -9,7 +9,7 @@ searches by time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from rmqctl.ext.tiered.witness import QueueWitness
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_time
 from rmqctl.scan.overlay import OverlayPiece
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, zip_longest
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.names import CONSUME_QUEUE
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, UnitRecord, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 
 _DTYPE = UNIT.dtype()

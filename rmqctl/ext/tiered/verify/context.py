@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from rmqctl.checks.findings import Finding
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array
 
 LOG, QUEUE, INDEX, METADATA, TIER, LOCAL = (

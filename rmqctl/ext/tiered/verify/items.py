@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered.metadata import Metadata
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, distinct
 from rmqctl.store.queue.search import first_from
 

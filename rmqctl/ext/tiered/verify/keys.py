@@ -9,7 +9,6 @@ the hash, and newer brokers clear the sign bit. The two hashes add up to 2^31.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from rmqctl.files.row_file import RowFile
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array
 

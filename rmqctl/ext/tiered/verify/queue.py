@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from rmqctl.formats.local.message import fixed_field
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.scan import text
 from rmqctl.scan.derived import TagsCodes

@@ -8,7 +8,6 @@ tear is a finding; the later units are still compared with messages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, is_coda
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import Array, Batch, distinct
 
 WINDOW = 1 << 12

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from rmqctl import vfs
@@ -45,6 +45,7 @@ from rmqctl.ext.tiered.witness import KnownItems
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, SegmentEntry
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
 from rmqctl.store.queue.search import first_from
 from rmqctl.store.repair_losses import repair_losses

@@ -32,7 +32,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 
 from rmqctl.damage.evidence import ENDLESS
@@ -44,6 +44,7 @@ from rmqctl.formats.local import append_crc, index_file, sysflag
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, build
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.salvage.mend.times import Times
 from rmqctl.scan.headers import HeaderFault
 from rmqctl.store.index import files as index_files

@@ -24,7 +24,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import groupby
 from typing import Any
 
@@ -58,6 +58,7 @@ from rmqctl.formats.local.message import (
     magic_at,
     total_size_at,
 )
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import Action
 from rmqctl.repair.salvage.contradict import Contradictions
 from rmqctl.repair.salvage.correct import (

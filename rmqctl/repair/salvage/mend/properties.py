@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from rmqctl.checks.verify.common import plural
 from rmqctl.damage.evidence import FoundRow, HoleEntries
@@ -25,6 +25,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record
+from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.rebuild.kept import EntryKey, StoreEntries
 from rmqctl.repair.salvage.correct import Correction
 from rmqctl.repair.salvage.filler import REQUIRED
