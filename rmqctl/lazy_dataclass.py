@@ -19,6 +19,7 @@ else:
     import reprlib
     from collections.abc import Callable
     from operator import attrgetter
+    from types import MemberDescriptorType
     from typing import Any
 
     _MISSING = dataclasses.MISSING
@@ -91,7 +92,14 @@ else:
                 continue
             if field.init:
                 (keywords if field.kw_only else positional).append(parameter)
-            body.append(f"_set(self, {name!r}, {value})" if frozen else f"self.{name} = {value}")
+            # Of a frozen class, a slot's own method is three times as fast as `object.__setattr__`.
+            if not frozen:
+                body.append(f"self.{name} = {value}")
+            elif isinstance(slot := getattr(cls, name, None), MemberDescriptorType):
+                names[f"_set_{name}"] = slot.__set__
+                body.append(f"_set_{name}(self, {value})")
+            else:
+                body.append(f"_set(self, {name!r}, {value})")
         if hasattr(cls, "__post_init__"):
             body.append("self.__post_init__()")
         parameters = ["self", *positional, *(["*", *keywords] if keywords else [])]

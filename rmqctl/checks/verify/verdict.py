@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
@@ -272,17 +273,20 @@ def verdict(run: Verification, most: int,
     ``is_known``: returns whether a problem is in the baseline. The result is ok if all problems are
     in the baseline.
     """
-    damage: list[int] = []
+    start, end = sys.maxsize, -1
 
     def findings() -> Iterator[Finding]:
-        for finding in run.findings():
-            if finding.is_trouble and finding.category in DAMAGE and finding.offset is not None:
-                damage[:] = [min([*damage, finding.offset]),
-                             max([*damage, finding.offset + (finding.length or 0)])]
+        nonlocal start, end
+        for finding in run.counted():
+            offset = finding.offset
+            if offset is not None and finding.category in DAMAGE and finding.is_trouble:
+                start = min(start, offset)
+                end = max(end, offset + (finding.length or 0))
             yield finding
 
     first, counts = first_findings(findings(), most, is_known)
-    before, after = (None, None) if not damage else times_around(run.store, *damage)
+    first = tuple(map(run.advised, first))
+    before, after = (None, None) if end < 0 else times_around(run.store, start, end)
     ok = run.ok or nothing_new(counts)
     return VerifyResult(run.store.root, ok, first, counts, run.coverage, tuple(run.checked),
                         None if run.parts is None else len(run.parts), not_judged=run.not_judged,

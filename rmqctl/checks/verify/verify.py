@@ -179,8 +179,18 @@ class Verification:
         return None
 
     def findings(self) -> Iterator[Finding]:
-        layout = self.store.layout
-        mends = layout.is_mended
+        """Yield all findings, with the command that helps."""
+        return map(self.advised, self.counted())
+
+    def advised(self, finding: Finding) -> Finding:
+        """Return a finding of `counted` with its ``next`` command."""
+        # No repair is planned for bytes that cannot be written.
+        if not self.store.layout.is_mended:
+            return finding.with_next(None)
+        return advised(finding, self.store.root)
+
+    def counted(self) -> Iterator[Finding]:
+        """Yield all findings, and count in ``coverage`` what they tell of messages."""
         for finding in self._judged():
             if finding.severity != INFO:
                 self.ok = False
@@ -191,9 +201,7 @@ class Verification:
             if finding.category == "lost-in-repair":
                 self.coverage.messages_lost_in_repairs = self.store.repair_losses.total
                 self.coverage.discarded = self.store.repair_losses.undecided
-            with_advice = advised(finding, self.store.root)
-            # No repair is planned for bytes that cannot be written.
-            yield with_advice if mends else with_advice.with_next(None)
+            yield finding
 
     def _judged(self) -> Iterator[Finding]:
         """Yield all findings; for an index file that the next startup discards, only one finding of
