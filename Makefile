@@ -102,7 +102,7 @@ kernel-asan: venv
 	  LD_PRELOAD="$$(gcc -print-file-name=libasan.so)" $(abspath $(BIN))/python -m pytest \
 	  tests/kernel/test_equal.py tests/kernel/test_rows.py tests/kernel/test_encode.py \
 	  tests/kernel/test_json.py tests/kernel/test_texts.py tests/kernel/test_reading.py \
-	  tests/kernel/test_sends.py tests/kernel/test_repeats.py tests/kernel/test_sound.py \
+	  tests/kernel/test_sends.py tests/kernel/test_repeats.py tests/kernel/test_sound.py tests/kernel/test_sha256.py \
 	  tests/checks/test_sound_pass.py tests/repair/test_rebuild_in_one_loop.py \
 	  tests/engine_write/test_per_message.py \
 	  tests/scan/test_walk.py tests/scan/test_text.py $(ARGS)

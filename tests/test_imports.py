@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checks": LIBRARY | {"kernel", "files", "broker", "damage"},
     "engine": LIBRARY | {"kernel", "files", "broker"},
     "repair": LIBRARY | {"files", "broker", "damage", "checks", "engine"},
-    "backup": LIBRARY | {"files", "broker", "checks", "repair"},
+    "backup": LIBRARY | {"kernel", "files", "broker", "checks", "repair"},
     "export": LIBRARY | {"files", "checks"},
     "sql": LIBRARY | {"files", "broker", "checks"},
     "case": LIBRARY | {"files", "checks"},

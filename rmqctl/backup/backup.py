@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rmqctl.backup import moment, points
 from rmqctl.backup.copying import (
-    LOG,
     PART,
     Reached,
     appended_files,
@@ -24,13 +23,11 @@ from rmqctl.backup.copying import (
     damage_in,
     mend_log,
     refuse_inside,
-    relative,
-    sum_of_copy,
-    summed,
 )
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.keeping import take_away
 from rmqctl.backup.points import Begun, DamagedRange, Part, Point, id_of, read_points
+from rmqctl.backup.sums import AT_ONCE, LOG, relative, sum_of_copy, summed
 from rmqctl.errors import FormatError, RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.lock import StoreLock
@@ -46,9 +43,9 @@ _COMPARED = 64 << 10
 _DAY = 86_400_000
 _SUMMING = min(4, os.cpu_count() or 1)
 """Number of threads that compute SHA-256 sums of copied data: hashing is slower than copying."""
-_AHEAD = 4 * _SUMMING
-"""Maximum number of copied parts without a sum. They should still be in the page cache when they
-are hashed.
+_AHEAD = 2 * _SUMMING
+"""Maximum number of groups of copied parts without a sum. They should still be in the page cache
+when they are hashed.
 """
 OTHER_LOG = ("{store}: its log does not match the one in {backup}: bytes before {place} differ. "
              "If the log is damaged there, repair it first (`rmqctl doctor STORE --backup "
@@ -239,7 +236,7 @@ def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Par
     for file in view.log.files:
         end = min(copied_end - file.base, file.size)
         for first in range(0, max(end, 0), PART):
-            yield summed(view, copies, file, first, min(first + PART, end))
+            yield from summed(view, copies, [(file, first, min(first + PART, end))])
 
 
 def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
@@ -262,23 +259,28 @@ def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: i
             1, "rmqctl-sync") as forcing, ThreadPoolExecutor(1, "rmqctl-check") as checking):
         try:
             check = checking.submit(damage_in, view, start, end, copied)
-            sums: list[Future[Part]] = []
-            forced = []
+            sums: list[Future[list[Part]]] = []
+            forced, unsummed = [], []
             for part in copy_log(view, copies, copied_end, end):
                 file, _, stop = part
-                if len(sums) >= _AHEAD:
-                    sums[-_AHEAD].result()
-                sums.append(summing.submit(summed, view, copies, *part))
+                unsummed.append(part)
+                if len(unsummed) == AT_ONCE:
+                    if len(sums) >= _AHEAD:
+                        sums[-_AHEAD].result()
+                    sums.append(summing.submit(summed, view, copies, unsummed))
+                    unsummed = []
                 forced.append(forcing.submit(force, relative(view, file), file.base + stop))
                 copied.set(file.base + stop)
             copied.set(end)
+            if unsummed:
+                sums.append(summing.submit(summed, view, copies, unsummed))
             meanwhile()
         finally:
             copied.set(end)
         for future in forced:
             future.result()
         damaged, count, newest = check.result()
-        return [future.result() for future in sums], damaged, count, newest
+        return [part for future in sums for part in future.result()], damaged, count, newest
 
 
 def _names(folder: str) -> list[str]:

@@ -5,15 +5,14 @@ copy.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from mmap import mmap
 
 from rmqctl.backup.growing import BLOCK, Copies
-from rmqctl.backup.points import DamagedRange, Part
+from rmqctl.backup.points import DamagedRange
+from rmqctl.backup.sums import relative
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.sparse import copy_sparse
@@ -38,18 +37,8 @@ _TRIES = 5
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
 """Values of ``errno`` for bytes that the device cannot read."""
 _UNSTEADY = "{} kept changing while it was copied: the copy may mix several states"
-_of_thread = threading.local()
-"""The buffer of each thread that hashes: reading into new memory would take longer."""
-LOG = "commitlog"
 PART = 128 << 20
 """Maximum number of bytes of the log that are hashed and fsynced as one part."""
-
-
-def relative(view: Store, file: StoreFile) -> str:
-    """Return the path of a log file in the copy; all folders of a log are merged into one."""
-    if file.head:
-        return os.path.relpath(file.path, view.root)
-    return os.path.join(LOG, file.name)
 
 
 def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator[
@@ -75,41 +64,6 @@ def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator
                 last = min(first + PART, stop)
                 copies.grow(source, name, first, last)
                 yield file, first, last
-
-
-def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -> Part:
-    """Return a part of a log file with its SHA-256. The bytes come from the store's file, or from
-    the copy if the store's file cannot be read. Raises: StoreIOError.
-    """
-    name = relative(view, file)
-    try:
-        with FileSource(file.path) as source:
-            return Part(name, start, end, sha256_of(source, start, end))
-    except StoreIOError:
-        with FileSource(copies.path(name)) as source:
-            return Part(name, start, end, sha256_of(source, start, end))
-
-
-def sum_of_copy(view: Store, copies: Copies, file: StoreFile, end: int) -> Part:
-    """Return the part of a log file before ``end``, with its SHA-256 computed from the copy.
-    Raises: StoreIOError.
-    """
-    name = relative(view, file)
-    with FileSource(copies.path(name)) as source:
-        return Part(name, 0, end, sha256_of(source, 0, end))
-
-
-def sha256_of(source: FileSource, start: int, end: int) -> str:
-    """Return the SHA-256 of the bytes ``[start, end)`` of a file. Raises: StoreIOError."""
-    digest = hashlib.sha256()
-    room = getattr(_of_thread, "room", None)
-    if room is None:
-        room = _of_thread.room = mmap(-1, BLOCK)
-    with memoryview(room) as view:
-        for position in range(start, end, BLOCK):
-            with view[:min(BLOCK, end - position)] as part:
-                digest.update(part[:source.read_into(part, position)])
-    return digest.hexdigest()
 
 
 class Reached:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rmqctl.backup import moment
 from rmqctl.backup.backup import OTHER_LOG, BackupSource, goes_on, lacking, refuse_unreadable
-from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
+from rmqctl.backup.copying import copy_log, copy_rest, damage_in
 from rmqctl.backup.entries import Entries, has_entries, is_of_queues, lay
 from rmqctl.backup.finishing import lowered_offsets, topics_without_configuration
 from rmqctl.backup.growing import Copies, Pace
@@ -50,6 +50,7 @@ from rmqctl.backup.restore import (
     without_messages,
 )
 from rmqctl.backup.restore import SMALL as OF_A_POINT
+from rmqctl.backup.sums import relative
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UnsupportedError, UsageError
 from rmqctl.files.durable import make_folders, new_file, write_all
 from rmqctl.repair.broker_config import configured

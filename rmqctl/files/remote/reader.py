@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UsageError, require
@@ -373,6 +372,8 @@ def changed_at(row: dict[str, Any]) -> int:
         value = row.get(key)
         if isinstance(value, str):
             try:
+                from email.utils import parsedate_to_datetime  # slow to import, and seldom needed
+
                 value = parsedate_to_datetime(value) if "," in value else datetime.fromisoformat(
                     value)
             except ValueError:
