@@ -36,6 +36,7 @@ _DEEPEST = 16
 """Maximum number of nested folders in a store."""
 _OLDER = "replaced"
 _SCHEMA = 1
+_LOGS = ("commitlog", "data")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,10 @@ class Point:
 
     def as_dict(self) -> dict[str, Any]:
         return {"schema_version": _SCHEMA, **asdict(self)}
+
+
+NO_POINT = Point("", 0, "", "", 0, 0, 0, 0)
+"""The previous point of a first run, which has no previous point."""
 
 
 def id_of(moment: int) -> str:
@@ -360,3 +365,9 @@ def require_inside(file: Any) -> None:
             file.count("/") > _DEEPEST):
         raise ValueError(f"{file!r} is not a path inside a backup")
     os.fsencode(file)  # UnicodeEncodeError for surrogates that do not encode a byte
+
+
+def is_of_log(file: str) -> bool:
+    """Return whether a path in a backup is that of a log file."""
+    folder, name = os.path.split(file)
+    return os.path.basename(folder) in _LOGS and name.isdigit()

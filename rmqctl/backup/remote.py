@@ -1,4 +1,4 @@
-"""Back up a store to a URL, and restore a store from such a backup.
+"""Back up a store to a URL.
 
 The rules of a backup in a folder apply: `moment.fix` determines where the log ends, and damage is
 recorded. If a repair of the store replaced messages with fillers, the backup keeps the messages.
@@ -20,8 +20,7 @@ from typing import Any
 from rmqctl.backup import moment
 from rmqctl.backup.backup import OTHER_LOG, BackupSource, goes_on, lacking, refuse_unreadable
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in
-from rmqctl.backup.entries import Entries, has_entries, is_of_queues, lay
-from rmqctl.backup.finishing import lowered_offsets, topics_without_configuration
+from rmqctl.backup.entries import Entries
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.objects import (
     LOG,
@@ -32,38 +31,19 @@ from rmqctl.backup.objects import (
     Note,
     Objects,
     Piece,
-    is_expired,
 )
-from rmqctl.backup.points import Part, Point, id_of
-from rmqctl.backup.restore import (
-    IDENTITY,
-    Restored,
-    complete,
-    end_at,
-    end_of,
-    is_of_log,
-    notes_of,
-    point_at,
-    refuse_other_log,
-    refuse_taken,
-    removed_unless_done,
-    without_messages,
-)
-from rmqctl.backup.restore import SMALL as OF_A_POINT
+from rmqctl.backup.points import NO_POINT, Part, Point, id_of, is_of_log
 from rmqctl.backup.sums import relative
-from rmqctl.errors import RefusedError, RmqctlError, StoreIOError, UnsupportedError, UsageError
-from rmqctl.files.durable import make_folders, new_file, write_all
-from rmqctl.repair.broker_config import configured
-from rmqctl.repair.plan import Replace
-from rmqctl.repair.scratch import Scratch
-from rmqctl.repair.truncate.truncate import WRITES, border
+from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
+from rmqctl.files.durable import make_folders, new_file
+from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import used_length
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import listing
 from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
-PIECE, _SMALL_PIECE = 4 << 20, 4 << 20
+PIECE, _SMALL_PIECE = 3 << 20, 4 << 20
 """``PIECE``: maximum size in bytes of a piece of the log; ``_SMALL_PIECE``: maximum size of a piece
 of any other file.
 """
@@ -87,7 +67,7 @@ class _Uploads(Copies):
     def __init__(self, root: str, pace: Pace, objects: Objects, last: Note | None,
                  whole_end: int) -> None:
         super().__init__(root, pace)
-        self.objects, self.last, self.border = objects, last or Note(_NO_POINT), whole_end
+        self.objects, self.last, self.border = objects, last or Note(NO_POINT), whole_end
         self.log = dict(self.last.log)
         self.others: dict[str, Held] = {}
         self.parts: list[Part] = []
@@ -198,9 +178,6 @@ class _Uploads(Copies):
         self.others.pop(relative, None)
 
 
-_NO_POINT = Point("", 0, "", "", 0, 0, 0, 0)
-
-
 def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
@@ -208,6 +185,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
 
     Raises: StoreHeldError if another run has written a point since this run started.
     """
+    malloc_tuning.share_freed_memory()  # a client of an object store has several threads
     with source.open() as store, Objects(backup) as objects:
         objects.refuse_in_store(store.root)
         store.layout.require(store.root, "commitlog")
@@ -224,6 +202,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
         with view, tempfile.TemporaryDirectory(prefix="rmqctl-backup-") as empty:
             stored_end = _stored_end(view, objects, last, end)
             whole_end = max(min(find_end(view).offset, end), stored_end)
+            malloc_tuning.give_back()
             with closing(_Uploads(empty, pace, objects, last, whole_end)) as uploads:
                 note = _grown(view, uploads, stored_end, end, now, version)
         objects.publish_point(note, names)
@@ -241,6 +220,7 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
     for _part in copy_log(view, uploads, stored_end, end):
         pass
     damaged, count, newest = damage_in(view, view.log.min_offset if again else stored_end, end)
+    malloc_tuning.give_back()
     entries = Entries(uploads.objects, last, end)
     others, lost = entries.add_all(view, uploads, again=repaired)
     notes = copy_rest(view, uploads, without=("consumequeue_ext",))
@@ -252,6 +232,9 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
     missing = lacking(view, stored_end if before else view.log.min_offset, end, notes)
     if before is not None and before.id >= id_of(now):  # the clock was set back
         now = before.time + 1
+    # Imported when the pieces of the log are no longer in memory.
+    from rmqctl.backup.finishing import topics_without_configuration
+
     # Damage that earlier runs found in the log, unless the range was copied again.
     there = {relative(view, file) for file in view.log.files}
     earlier = [hole for hole in last.holes if not again or hole.file not in there]
@@ -278,6 +261,10 @@ def _lower_offsets(view: Store, uploads: _Uploads) -> int:
     This changes only the stored files, not offsets in RocksDB. Return the number of lowered
     offsets.
     """
+    from rmqctl.backup.finishing import lowered_offsets
+    from rmqctl.repair.plan import Replace
+    from rmqctl.repair.scratch import Scratch
+
     with Scratch() as scratch:
         plan, lowered = lowered_offsets(view, scratch, in_files=True)
     for step in plan.steps:
@@ -293,6 +280,8 @@ def _settings(view: Store, last: Note) -> dict[str, Any]:
     """Return the settings with which queues and index were created. Settings that are unknown have
     the values of the previous point.
     """
+    from rmqctl.repair.broker_config import configured
+
     shape = {name: last.settings.get(name) for name in ("index_slots", "index_max")
              if view.index_listing.files}
     try:
@@ -409,138 +398,3 @@ def _with_gaps(pieces: Sequence[Piece], end: int) -> Iterator[Piece]:
         if piece.sha256:
             yield piece
             position = piece.end
-
-
-# -- a store from a backup ------------------------------------------------------------------------
-
-
-def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
-            point: str | None = None, seed_slave: bool = False,
-            pace: Pace = lambda _bytes: None) -> Restored:
-    """Create the store ``target`` from a backup at a URL, as `restore.restore` does. Each
-    downloaded object is checked against its SHA-256. Raises: StoreIOError.
-    """
-    if sum(given is not None for given in (until, offset, point)) > 1:
-        raise UsageError("pass only one of a time, an offset and a restore point")
-    part = refuse_taken(target)
-    with removed_unless_done(part):
-        return _restored(backup, target, part, until, offset, point, pace, seed_slave=seed_slave)
-
-
-def _restored(backup: str, target: str, part: str, until: int | None, offset: int | None,
-              point: str | None, pace: Pace, *, seed_slave: bool) -> Restored:
-    with Objects(backup) as objects:
-        bad: list[RmqctlError] = []
-        point_notes = objects.require_notes(bad)
-        points = [note.point for note in point_notes]
-        # The log is the newest point's; other structures are from a point that includes the end.
-        newest = point_notes[-1]
-        last, chosen = newest, point_at(points, until)
-        if point is not None:
-            last = next((note for note in point_notes if note.point.id == point), Note(_NO_POINT))
-            if not last.point.id:
-                raise UsageError(f"{objects.where('')}: no restore point {point}; the backup "
-                                 f"has points {points[0].id} to {points[-1].id}")
-        elif offset is not None:
-            last = next((note for note in point_notes if note.point.log_end >= offset), newest)
-        if until is None:
-            chosen = last.point
-        of_chosen = next(note for note in point_notes if note.point is chosen)
-        if seed_slave:
-            refuse_other_log(objects.where(""), newest.point, is_dledger=any(
-                os.path.dirname(name) not in ("", "commitlog") for name in newest.log))
-        make_folders(part)
-        copies = Copies(part, pace)
-        for name, held in newest.log.items():
-            if not is_expired(name, held, points[0]) and _base(name) <= last.point.log_end:
-                _fetch(objects, copies, LOG, name, held)
-        # The end of the restored log determines the point of the other structures.
-        rest = last
-        with Store.open(part) as store, store.up_to(newest.point.log_end) as whole:
-            end = end_of(whole, last.point, newest.point)
-        if until is not None:
-            with Store.open(part) as store, store.up_to(end) as whole:
-                end = end_at(whole, until, end)
-            rest = of_chosen if chosen.log_end >= end else next(
-                note for note in point_notes if note.point.log_end >= end)
-        for note, small in ((rest, False), (of_chosen, True)):
-            for name, held in note.others.items():
-                if (name.split("/", 1)[0] in OF_A_POINT) is small and not (
-                        is_of_queues(name) or (seed_slave and name in IDENTITY)):
-                    _fetch(objects, copies, SMALL, name, held)
-        laid = has_entries(rest) and last.queues != "rocksdb" and not last.settings.get(
-            "consumequeue_ext")
-        if laid:
-            lay(objects, rest, copies, end if offset is None else offset)
-    with Store.open(part) as store, store.up_to(last.point.log_end) as whole:
-        if offset is not None:
-            border(whole, end := offset)
-        notes = [*map(str, bad), *notes_of(chosen, until, end),
-                 *without_messages(whole, until, end)]
-        is_cut = end < last.point.log_end
-        if is_cut:
-            _require_cuttable(store, objects.where(""))
-        files = [file for file in store.log.files if file.base < end]
-        _cut(copies, store, end)
-        is_plain, generation = not any(file.head for file in store.log.files), store.generation
-    if last.queues == "rocksdb":  # this file marks the folder as a RocksDB database
-        copies.whole(os.path.join("consumequeue", "LOCK"), b"")
-    elif last.queues == "double":
-        notes.append("the consume queues are in files; a broker with rocksdbCQDoubleWriteEnable "
-                     "creates a new database beside them")
-    copies.sync()
-    bare = {**last.settings, "batch_topics": frozenset(last.settings.get("batch_topics", []))}
-    lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
-                       is_cut=is_cut, bare=bare,
-                       has_entries=laid and _only_entries_tell(point_notes))
-    return Restored(chosen, end, len(files), lowered, tuple(notes))
-
-
-def _only_entries_tell(point_notes: Sequence[Note]) -> bool:
-    """Return whether some consume queue entries cannot be determined from the log."""
-    return not point_notes[-1].point.own and any(
-        note.point.missing or note.point.again or any(is_of_log(hole.file) for hole in note.holes)
-        for note in point_notes)
-
-
-def _base(name: str) -> int:
-    """Return the physical offset at which a log file with this name starts; 0 for other names."""
-    last = os.path.basename(name)
-    return int(last) if last.isdigit() else 0
-
-
-def _fetch(objects: Objects, copies: Copies, folder: str, name: str, held: Held) -> None:
-    """Download a file of a backup. Raises: StoreIOError."""
-    path = copies.path(name)
-    make_folders(os.path.dirname(path), durable=False)
-    fd = new_file(path, held.size)
-    try:
-        for piece in objects.pieces_of(held):
-            write_all(fd, objects.get(folder, name, piece), piece.start, path)
-            copies.pace(piece.end - piece.start)
-    finally:
-        os.close(fd)
-    copies.changed[name] = None
-
-
-def _require_cuttable(store: Store, where: str) -> None:
-    """Raise RefusedError if the log must not be truncated: only restore points can then be
-    restored.
-    """
-    try:
-        store.layout.require_writable(store.root, WRITES, made_anew=True)
-    except UnsupportedError:
-        raise RefusedError(f"{where}: a DLedger log can only be restored to a restore point, not "
-                           "to a state between restore points") from None
-
-
-def _cut(copies: Copies, store: Store, end: int) -> None:
-    """Truncate the downloaded log at ``end``. A file that starts at ``end`` is kept as an empty
-    file.
-    """
-    for file in store.log.files:
-        name = os.path.relpath(file.path, store.root)
-        if file.base > end:
-            copies.remove(name)
-        else:
-            copies.wipe_after(name, end - file.base)

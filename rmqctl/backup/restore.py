@@ -26,6 +26,7 @@ from rmqctl.backup.points import (
     folder_of,
     in_use,
     is_begun,
+    is_of_log,
     replaced_after,
     require_points,
 )
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
 
 _PART = ".restoring"
-_LOGS = ("commitlog", "data")
 IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
 """Files with the identity of the broker whose store was copied; a controller assigns each new
 broker its own identity.
@@ -183,12 +183,6 @@ def _concerns(fault: ChangedRange, chosen: Point, end: int) -> bool:
     if is_of_log(fault.file):
         return int(os.path.basename(fault.file)) + fault.start < end
     return fault.point == chosen.id
-
-
-def is_of_log(file: str) -> bool:
-    """Return whether a path in a backup is that of a log file."""
-    folder, name = os.path.split(file)
-    return os.path.basename(folder) in _LOGS and name.isdigit()
 
 
 def complete(part: str, target: str, end: int, generation: int, notes: list[str],

@@ -142,8 +142,7 @@ def _pad(room: memoryview, size: int, total: int) -> int:
 def _rooms() -> tuple[memoryview, memoryview]:
     """Return the buffers of this thread."""
     rooms: tuple[memoryview, memoryview] | None = getattr(_of_thread, "rooms", None)
-    if rooms is None:
-        size = _READ + 2 * _BLOCK
-        both = memoryview(mmap(-1, 2 * size))
-        rooms = _of_thread.rooms = both[:size], both[size:]
+    if rooms is None:  # each begins a page: reading to another place takes several times as long
+        first, second = (memoryview(mmap(-1, _READ + 2 * _BLOCK)) for _ in range(2))
+        rooms = _of_thread.rooms = first, second
     return rooms

@@ -15,6 +15,7 @@ from functools import cache
 # From <malloc.h>; the trim threshold must be set together with the other one, or glibc still trims.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
 _KEEP = 16 << 20
 
 
@@ -31,6 +32,17 @@ def keep_freed_memory(largest: int = _KEEP) -> bool:
     except (OSError, AttributeError):
         return False
     return bool(done)
+
+
+@cache
+def share_freed_memory() -> None:
+    """Let threads that start from now on allocate from what others have freed, not each from an
+    arena of its own. Takes effect once per process.
+    """
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def give_back() -> None:

@@ -149,7 +149,7 @@ def test_files_of_entries_stay_short(growing: Growing, tmp_path: Path,
         last = objects.notes(objects.point_names()[-1:])[0]
     files = sorted(name for name in last.others if name.startswith(entries.FOLDER))
     assert len(files) > 3
-    monkeypatch.setattr("rmqctl.backup.remote._only_entries_tell", lambda _: True)
+    monkeypatch.setattr("rmqctl.backup.remote_restore._only_entries_tell", lambda _: True)
     assert queues(restored(url, tmp_path / "new")) == queues(root)
     # What leads into expired log is left out.
     for path in sorted((root / "commitlog").iterdir())[:-1]:

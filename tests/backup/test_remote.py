@@ -17,7 +17,8 @@ from rmqctl import api
 from rmqctl.backup import remote
 from rmqctl.backup.backup import BackupSource
 from rmqctl.backup.objects import Objects, check, require_points
-from rmqctl.backup.remote import back_up, restore
+from rmqctl.backup.remote import back_up
+from rmqctl.backup.remote_restore import restore
 from rmqctl.errors import NotAStoreError, RefusedError, StoreHeldError, UsageError
 from rmqctl.files.remote.files import RemoteFiles
 from tests.backup import test_backup as local

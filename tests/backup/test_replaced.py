@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rmqctl.backup import backup as in_folder
-from rmqctl.backup import remote
+from rmqctl.backup import remote, remote_restore
 from rmqctl.backup.backup import BackupSource
 from rmqctl.backup.restore import restore
 from rmqctl.errors import UsageError
@@ -33,8 +33,7 @@ def run(store: Path, backup: str, number: int = 0) -> Any:
 
 
 def restored(backup: str, target: Path, **moment: Any) -> Path:
-    module = remote if "://" in backup else None
-    (module.restore if module else restore)(backup, str(target), **moment)
+    (remote_restore.restore if "://" in backup else restore)(backup, str(target), **moment)
     return target
 
 
@@ -164,8 +163,7 @@ def test_what_the_device_does_not_give_is_reported(
 def test_nothing_is_as_old_as_the_time(growing: Growing, backup: str, tmp_path: Path) -> None:
     store = growing(0, 20)
     run(store, backup)
-    module = remote if "://" in backup else None
-    done = (module.restore if module else restore)(backup, str(tmp_path / "new"), until=1)
+    done = (remote_restore.restore if "://" in backup else restore)(backup, str(tmp_path / "new"), until=1)
     assert any("no message was stored up to 1970-01-01" in note and "the store is empty" in note
                for note in done.notes)
     assert messages(tmp_path / "new") == []
@@ -254,8 +252,7 @@ def test_a_deleted_topic_does_not_come_back(growing: Growing, backup: str, tmp_p
         new = restored(backup, tmp_path / point, point=point)
         assert {path.name for path in (new / "consumequeue").iterdir()} == topics
         assert messages(new)
-    module = remote if "://" in backup else None
-    done = (module.restore if module else restore)(
+    done = (remote_restore.restore if "://" in backup else restore)(
         backup, str(tmp_path / "x"), offset=messages(root)[60]["physical_offset"])
     assert {path.name for path in (tmp_path / "x/consumequeue").iterdir()} >= first
     assert not any("had deleted" in note for note in done.notes)

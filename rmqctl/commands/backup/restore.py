@@ -70,7 +70,7 @@ def command(
         _copy(backup, target, load, out)
         return
     if is_url(backup):
-        from rmqctl.backup.remote import restore
+        from rmqctl.backup.remote_restore import restore
     else:
         from rmqctl.backup.restore import restore
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ class AllIndexEntries:
         return int(self.starts[-1])
 
     def place(self, position: int) -> EntryPlace:
-        number = int(np.searchsorted(self.starts, position, "right")) - 1
+        number = bisect_right(self.starts, position) - 1
         return EntryPlace(number, position - self.starts[number] + 1)
 
     def read(self, position: int, count: int) -> Array:
