@@ -87,6 +87,30 @@ def test_a_zeroed_page_hides_no_entry_behind_it(tmp_path: Path, zeroed: int, *, 
     assert queue.disk_end == PAGE
     assert sum(count for _, count in queue.parts(100)) == PAGE
     assert queue.unit(PAGE - 1) == UnitRecord((PAGE - 1) * 100, 100, 7)
+    late = queue.late_unit()  # without a hole at the end, the last unit of a recovery
+    last = PAGE if hole else used // UNIT_SIZE
+    assert (None if late is None else late.physical_offset) == ((last - 1) * 100 if last else None)
+    queue.close()
+
+
+def test_a_late_unit_is_found_without_reading_the_queue(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "00000000000000000000"
+    laid_out(path, {0: rows(PAGE)}).close()
+    reads = count_reads(monkeypatch)
+    queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
+    assert queue.late_unit() == UnitRecord((PAGE - 1) * 100, 100, 7)
+    assert 0 < sum(reads) < 4 * PAGE
+    queue.close()
+
+
+@pytest.mark.parametrize("wrong", [b"\xff" * UNIT_SIZE, b"\1", bytes(UNIT_SIZE - 1) + b"\1"])
+def test_wrong_bytes_at_the_end_do_not_hide_the_last_valid_unit(
+        tmp_path: Path, wrong: bytes) -> None:
+    path = tmp_path / "00000000000000000000"
+    laid_out(path, {0: rows(PAGE) + wrong}).close()
+    queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
+    assert queue.late_unit() == UnitRecord((PAGE - 1) * 100, 100, 7)
     queue.close()
 
 

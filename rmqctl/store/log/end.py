@@ -67,9 +67,7 @@ def last_dispatched(store: LogAndQueues) -> int | None:
     for queue in store.known_queues.values():
         try:
             with closing(queue):  # a broker may have more queues than a process may open files
-                unit = queue.unit(queue.disk_end - 1)
-                if unit is None or not unit.is_valid:  # to find the last valid one is slow
-                    unit = queue.unit(queue.written - 1)
+                unit = queue.late_unit()
         except StoreIOError:
             continue
         if unit is not None and unit.is_valid and not unit.is_filler:

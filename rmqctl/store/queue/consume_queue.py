@@ -17,8 +17,8 @@ import numpy as np
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
-from rmqctl.scan.frames import Array
-from rmqctl.scan.holes import data_end, used_end
+from rmqctl.scan.frames import Array, used_length
+from rmqctl.scan.holes import PAGE, data_end, used_end
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, Trouble, common_size
 
@@ -158,6 +158,12 @@ class ConsumeQueue:
         missing.
         """
         raise NotImplementedError
+
+    def late_unit(self) -> UnitRecord | None:
+        """Return a late unit of the queue: the last one if it is found without reading the queue,
+        otherwise the last one that a recovery finds; None without such a unit.
+        """
+        return self.unit(self.written - 1)
 
     def valid_bytes(self, number: int) -> int:
         """Return the length in bytes of the valid units at the start of a file.
@@ -449,6 +455,19 @@ class FileQueue(ConsumeQueue):
             if used:
                 return (file.base + used) // UNIT_SIZE
         return self.first_index
+
+    def late_unit(self) -> UnitRecord | None:
+        number = len(self.files) - 1
+        source = self._open(number) if self.files else None
+        if source is not None and source.sampled_end is None and self._few(number, source) is None:
+            # If a hole follows the entries, the last one is just before it.
+            end = data_end(source, 0, source.size)
+            start = max(end - PAGE, 0)
+            if used := used_length(source.read(start, end - start)):
+                unit = self.unit((self.files[-1].base + start + used - 1) // UNIT_SIZE)
+                if unit is not None and unit.is_valid:
+                    return unit
+        return super().late_unit()
 
     def recovered_end(self, log_end: int) -> int:
         return self.written if self.max_physical(self.written) <= log_end else self.truncated(
