@@ -163,7 +163,8 @@ def test_what_the_device_does_not_give_is_reported(
 def test_nothing_is_as_old_as_the_time(growing: Growing, backup: str, tmp_path: Path) -> None:
     store = growing(0, 20)
     run(store, backup)
-    done = (remote_restore.restore if "://" in backup else restore)(backup, str(tmp_path / "new"), until=1)
+    done = (remote_restore.restore if "://" in backup else restore)(
+        backup, str(tmp_path / "new"), until=1)
     assert any("no message was stored up to 1970-01-01" in note and "the store is empty" in note
                for note in done.notes)
     assert messages(tmp_path / "new") == []
