@@ -129,16 +129,20 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
     notes: list[str] = []
     others = False
 
-    def copy_entries() -> None:
-        """Copy the queues and, if it matches the backup's log, the index."""
+    def copy_entries(flush: Callable[[Sequence[str]], None]) -> None:
+        """Copy the queues and, if it matches the backup's log, the index. Flush them early, so that
+        little is left to flush at the end.
+        """
         nonlocal others
         import rmqctl.backup.finishing  # noqa: F401  # slow to import; the sums take longer
 
         others, lost, more = copy_queues(view, copies, compare=compare)
         damaged.extend(lost)
         notes.extend(more)
+        flush(list(copies.changed))
         if not own:
             damaged.extend(copy_index(view, copies, compare=compare))
+            flush([name for name in copies.changed if name.startswith("index")])
 
     parts, of_log, count, newest = _copied_log(
         view, copies, copied_end, end, view.log.min_offset if again or last is None else copied_end,
@@ -240,11 +244,13 @@ def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Par
 
 
 def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
-                note: Callable[[int], None] | None, meanwhile: Callable[[], None]) -> tuple[
+                note: Callable[[int], None] | None,
+                meanwhile: Callable[[Callable[[Sequence[str]], None]], None]) -> tuple[
                     list[Part], list[DamagedRange], int, int]:
     """Copy the log from ``copied_end`` to ``end``. While the next part is copied, earlier parts are
     hashed, fsynced and checked. ``note`` is called with each physical offset up to which the copy
-    is fsynced, ``meanwhile`` when everything is copied and the last parts are still being hashed.
+    is fsynced. When everything is copied and the last parts are still being hashed, ``meanwhile``
+    is called with a function that fsyncs files in a thread.
 
     Return the copied parts with their SHA-256 sums, and for the range ``[start, end)``: damaged
     byte ranges, number of intact messages, newest store time.
@@ -274,7 +280,7 @@ def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: i
             copied.set(end)
             if unsummed:
                 sums.append(summing.submit(summed, view, copies, unsummed))
-            meanwhile()
+            meanwhile(lambda names: forced.append(forcing.submit(copies.flush, names)))
         finally:
             copied.set(end)
         for future in forced:

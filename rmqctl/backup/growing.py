@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
 
@@ -143,9 +143,13 @@ class Copies:
 
     def sync(self) -> None:
         """Fsync all changed files and their folders. Raises: StoreIOError."""
-        paths = [self.path(relative) for relative in self.changed]
-        sync_many([*paths, *dict.fromkeys(map(os.path.dirname, paths))], self.root)
+        self.flush(list(self.changed))
         self.changed.clear()
+
+    def flush(self, names: Sequence[str]) -> None:
+        """Fsync copied files and their folders. Raises: StoreIOError."""
+        paths = [self.path(name) for name in names]
+        sync_many([*paths, *dict.fromkeys(map(os.path.dirname, paths))], self.root)
 
     def _open(self, relative: str, size: int) -> int:
         path = self.path(relative)
