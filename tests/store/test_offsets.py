@@ -63,6 +63,21 @@ def test_the_tiny_store(tiny_base: tiny_stores.Tiny) -> None:
         tiny_base.messages[consumed.message].record.store_timestamp)
 
 
+def test_a_zeroed_entry_hides_no_later_entries(tiny: tiny_stores.Tiny) -> None:
+    """Neither from the disk's view nor from the readers; a broker's recovery stops there."""
+    before, _ = lag(tiny.root, "billing")
+    with Store.open(tiny.root) as store:
+        file = store.queues["orders", 0].files[0].path
+    with open(file, "r+b") as queue:
+        queue.seek(20)
+        queue.write(bytes(20))
+    rows, _ = lag(tiny.root, "billing")
+    assert brief(rows) == brief(before)
+    seen_by_broker = brief(lag(tiny.root, "billing", view="broker")[0])
+    assert seen_by_broker[0][2] == 1
+    assert seen_by_broker[1] == brief(before)[1]
+
+
 def test_without_a_group_all_are_shown(tiny_base: tiny_stores.Tiny) -> None:
     rows, totals = lag(tiny_base.root)
     assert {row["group"] for row in rows} == {"billing", DELAY_GROUP, None}

@@ -84,7 +84,7 @@ def test_a_zeroed_page_hides_no_entry_behind_it(tmp_path: Path, zeroed: int, *, 
             assert b"".join(kept) == (
                 source.read(0, used) if room >= used else b"")
     queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
-    assert queue.disk_end == PAGE
+    assert queue.disk_end == queue.valid_end == PAGE
     assert sum(count for _, count in queue.parts(100)) == PAGE
     assert queue.unit(PAGE - 1) == UnitRecord((PAGE - 1) * 100, 100, 7)
     late = queue.late_unit()  # without a hole at the end, the last unit of a recovery
@@ -100,17 +100,20 @@ def test_a_late_unit_is_found_without_reading_the_queue(
     reads = count_reads(monkeypatch)
     queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
     assert queue.late_unit() == UnitRecord((PAGE - 1) * 100, 100, 7)
-    assert 0 < sum(reads) < 4 * PAGE
+    assert queue.valid_end == PAGE
+    assert 0 < sum(reads) < 6 * PAGE
     queue.close()
 
 
-@pytest.mark.parametrize("wrong", [b"\xff" * UNIT_SIZE, b"\1", bytes(UNIT_SIZE - 1) + b"\1"])
+@pytest.mark.parametrize("wrong", [b"\xff" * UNIT_SIZE, b"\1", bytes(UNIT_SIZE - 1) + b"\1",
+                                   bytes(3 * PAGE) + b"\xff" * PAGE])
 def test_wrong_bytes_at_the_end_do_not_hide_the_last_valid_unit(
         tmp_path: Path, wrong: bytes) -> None:
     path = tmp_path / "00000000000000000000"
     laid_out(path, {0: rows(PAGE) + wrong}).close()
     queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
     assert queue.late_unit() == UnitRecord((PAGE - 1) * 100, 100, 7)
+    assert queue.valid_end == PAGE
     queue.close()
 
 

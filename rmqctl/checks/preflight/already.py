@@ -209,6 +209,10 @@ class AlreadyLost:
                 self._gaps.know(number, pieces, *walked.damaged[number])
         self._sound = walked.sound
 
+    def know_sound(self, number: int) -> None:
+        """Skip the entries of a queue: the caller knows that all point to intact messages."""
+        self._sound.add(number)
+
     # -- the verdict ----------------------------------------------------------------------------
 
     def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, OffsetRuns],

@@ -73,7 +73,7 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
     if not all(map(store.layout.reads, (QUEUES, CONFIG))):
         return unjudged
     try:
-        if not (damaged or any(store.log.gaps()) or _after_the_end(store)):
+        if not (damaged or any(store.log.gaps()) or _after_the_end(store, seen)):
             return unjudged._replace(known_lost=0)
         count = None
         if seen is not None:
@@ -153,18 +153,21 @@ def _predicted(store: Store) -> Prediction:
     return preflight(store, full=True) if predicted.messages_lost else predicted
 
 
-def _after_the_end(store: Store) -> bool:
+def _after_the_end(store: Store, seen: RangeResult | None) -> bool:
     """Return whether entries, index or consumer offsets may show messages after the end of the log.
+    Entries that a pass over an undamaged log (``seen``) has matched are not read again.
 
     If this is false, `preflight` counts no lost messages in an undamaged log.
     """
     start = last_dispatched(store)
-    return True if start is None else _looked_from(store, start)[0] > 0
+    return True if start is None else _looked_from(store, start, seen)[0] > 0
 
 
-def _looked_from(store: Store, start: int) -> tuple[int, Array]:
+def _looked_from(store: Store, start: int, seen: RangeResult | None = None) -> tuple[int, Array]:
     """Examine the log from physical offset ``start`` on. Return the number of lost messages, and
     the positions of the lost messages that entries or the index show.
+
+    ``seen``: results of a pass over the whole log, in which no message was damaged.
     """
     version = version_of(default_release(store))
     holder = store.lock
@@ -172,6 +175,13 @@ def _looked_from(store: Store, start: int) -> tuple[int, Array]:
     with closing(loaded_log(store, version)) as log:
         queues = RecoveredQueues(store, version)
         already = AlreadyLost(store, queues)
+        if seen is not None:
+            from rmqctl.checks.verify.queue.rows import uncovered
+        for key, tally in seen.queues.items() if seen is not None else ():
+            queue = store.queues.get(key)
+            if queue is not None and queue.exists and not any(
+                    uncovered(tally, queue.first_index, queue.disk_end)):
+                already.know_sound(queues.number(key))
         for batch in log.walk(start, whole=True):
             already.look(batch)
         already.judge(predicted, log, {}, holder.held and holder.pid != os.getpid(), start)

@@ -19,7 +19,7 @@ from rmqctl.checks.verify.log.seals import Seals
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
 from rmqctl.lazy_dataclass import dataclass
-from rmqctl.scan.frames import Array, Span
+from rmqctl.scan.frames import BLANK, Array, Span
 from rmqctl.scan.headers import Headers
 from rmqctl.store.config.config import topic_table
 from rmqctl.store.store import Store
@@ -192,6 +192,12 @@ class Context:
         """Return whether this run of `verify` read the log at this physical offset."""
         return self.looked_at is None or any(
             start <= physical < end for start, end in self.looked_at)
+
+    @cached_property
+    def is_damaged(self) -> bool:
+        """Return whether the log has damage before its end."""
+        return bool(self.result.bad) or any(
+            span.kind != BLANK and span.offset < self.log_end for span in self.result.spans)
 
     def in_damage(self, physical: int) -> bool:
         index = bisect_right(self.damage_starts, physical) - 1

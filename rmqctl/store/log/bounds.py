@@ -80,9 +80,9 @@ def readable_end(queue: ConsumeQueue, log: CommitLog, log_end: LogEnd | None = N
     """Return the queue offset after the last entry whose record is in the log.
 
     If the log was truncated, the last entries of the queue point beyond its end. Bisection finds
-    the first of these entries.
+    the first of these entries. An entry that was zeroed does not hide those after it.
     """
-    end, first = queue.written, queue.first_index
+    end, first = queue.valid_end, queue.first_index
     last = queue.unit(end - 1) if end > first else None
     if last is not None and log_end is not None and log_end.last is not None and (
             last.physical_offset <= log_end.last.physical_offset):
@@ -92,7 +92,8 @@ def readable_end(queue: ConsumeQueue, log: CommitLog, log_end: LogEnd | None = N
         unit = queue.unit(index)
         if unit is None:
             return False
-        return unit == FILLER or log.record_at(unit.physical_offset, unit.size) is not None
+        return unit == FILLER or not any(unit) or (
+            log.record_at(unit.physical_offset, unit.size) is not None)
 
     if end <= first or is_readable(end - 1):
         return end

@@ -159,6 +159,18 @@ class ConsumeQueue:
         """
         raise NotImplementedError
 
+    @property
+    def valid_end(self) -> int:
+        """The queue offset after the last valid entry on disk, even if entries before it are
+        missing.
+        """
+        return self.written
+
+    def note_valid(self, end: int) -> None:
+        """Remember that the caller has read all entries before ``end``, the end of the queue, and
+        that they are valid.
+        """
+
     def late_unit(self) -> UnitRecord | None:
         """Return a late unit of the queue: the last one if it is found without reading the queue,
         otherwise the last one that a recovery finds; None without such a unit.
@@ -327,6 +339,27 @@ class FileQueue(ConsumeQueue):
         if self._written is None:
             self._written = self._find_written()
         return self._written
+
+    @property
+    def valid_end(self) -> int:
+        for number in range(len(self.files) - 1, -1, -1):
+            file, source = self.files[number], self._open(number)
+            if source.sampled_end is not None:
+                return self.written
+            # Bytes after the last valid unit are a torn one, or garbage.
+            high = self.used_bytes(number)
+            while high > 0:
+                low = max(high - _FIRST_PAGE // UNIT_SIZE * UNIT_SIZE, 0)
+                good = np.flatnonzero(valid(UNIT.array(source.read(low, high - low))))
+                if len(good):
+                    return (file.base + low) // UNIT_SIZE + int(good[-1]) + 1
+                high = low
+        return self.first_index
+
+    def note_valid(self, end: int) -> None:
+        for number, file in enumerate(self.files):
+            size = file.size - file.size % UNIT_SIZE
+            self._valid.setdefault(number, min(max(end * UNIT_SIZE - file.base, 0), size))
 
     def _find_written(self) -> int:
         end = 0

@@ -83,7 +83,7 @@ class PlainRows:
         self.first, self.end, self.behind = bounds.first, bounds.end, 0
         self.unused: list[int] = []
         if view.log_end is None:
-            self.behind = max(queue.written - bounds.end, 0)
+            self.behind = max(queue.valid_end - bounds.end, 0)
             if not self.behind:  # for a reader of the disk, rows after a hole are not lost
                 self.end = max(self.end, queue.disk_end)
 

@@ -14,7 +14,7 @@ import numpy as np
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural, runs
 from rmqctl.checks.verify.context import Context, StartRepairs, deleted
-from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, Shift, merged
+from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, Shift, merged, uncovered
 from rmqctl.checks.verify.queue.switched import stored_while_on
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, UnitRecord
@@ -128,6 +128,8 @@ class LeftOverRows:
         """
         left: Array = np.array([*uncovered(self.tally, self.queue.first_index, self.end)],
                                np.int64).reshape(-1, 2)
+        if not len(left) and not self.context.is_damaged:  # each entry points to its message
+            self.queue.note_valid(self.end)  # after damage, the entries are needed again
         while len(left):
             far = np.flatnonzero(left[1:, 0] - left[:-1, 1] > _NEAR)
             part = left[:far[0] + 1] if len(far) else left
@@ -664,18 +666,3 @@ def _makes(count: int) -> str:
 
 def _have(count: int) -> str:
     return "has" if count == 1 else "have"
-
-
-def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the intervals of queue offsets in ``[first, end)`` whose entries match no message."""
-    position = first
-    for start, stop in merged(tally.covered if tally else []):
-        if stop <= position:
-            continue
-        if start >= end:
-            break
-        if start > position:
-            yield position, start
-        position = stop
-    if position < end:
-        yield position, end

@@ -131,6 +131,22 @@ def merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return out
 
 
+def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the intervals of queue offsets in ``[first, end)`` whose entries match no message."""
+    position = first
+    for start, stop in merged(tally.covered if tally else []):
+        if stop <= position:
+            continue
+        if start >= end:
+            break
+        if start > position:
+            yield position, start
+        position = stop
+    if position < end:
+        yield position, end
+
+
+
 @dataclass(slots=True)
 class ExpectedRows:
     """Expected entries as columns: queue number, queue offset, physical offset, size, tags code.
