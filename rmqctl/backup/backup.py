@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -94,13 +94,14 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
             points.begin(backup, root)
         with StoreLock(backup, of_backup=True):
             now = clock()
+            early = moment.progress_files(store)
             view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
                 copied_end = _copied_end(view, backup, before, end) if before or not begun else (
                     _reached(view, backup, begun, end))
                 points.begin(backup, root)
                 point = _grown(store, view, copied_end, end, backup, before, now, version, pace,
-                               list(map(str, bad)), unfinished=begun is not None)
+                               list(map(str, bad)), early, unfinished=begun is not None)
             points.end(backup)
             if keep is None:
                 return point, (0, 0)
@@ -110,8 +111,8 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
 
 
 def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
-           before: Sequence[Point], now: int, version: str, pace: Pace, bad: Sequence[str], *,
-           unfinished: bool) -> Point:
+           before: Sequence[Point], now: int, version: str, pace: Pace, bad: Sequence[str],
+           early: Mapping[str, bytes], *, unfinished: bool) -> Point:
     # After an unfinished run or a repair, data that is already copied is compared with the store.
     last = before[-1] if before else None
     repairs = tuple(sorted(_names(store.path(".rmqctl", "repairs"))))
@@ -119,7 +120,8 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
     copies = Copies(backup, pace, older=None if last is None else points.older_of(backup, last))
     if last is None and unfinished:
         _remove_logs(view, copies, copied_end)
-    # The log first, then queues and index, then the configuration with the consumer offsets.
+    # The log first, then queues and index, then the configuration. The progress of consumers was
+    # read before the log's end was fixed.
     again, is_same = mend_log(view, copies, copied_end, [
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
     compare = (repaired or unfinished) and is_same
@@ -160,7 +162,7 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
                      "form; the backup keeps the originals (`rmqctl recover STORE --from DEST` "
                      "restores them), and `rmqctl restore` rebuilds the index from the backup's "
                      "log")
-    notes += copy_rest(view, copies)
+    notes += copy_rest(view, copies, early=early)
     damaged += copies.unread
     copies.sync()
     missing = lacking(view, copied_end if before else view.log.min_offset, end, notes)

@@ -7,8 +7,9 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from types import MappingProxyType
 
 from rmqctl.backup.growing import BLOCK, Copies
 from rmqctl.backup.points import DamagedRange
@@ -37,6 +38,7 @@ _TRIES = 5
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
 """Values of ``errno`` for bytes that the device cannot read."""
 _UNSTEADY = "{} kept changing while it was copied: the copy may mix several states"
+_NOTHING: Mapping[str, bytes] = MappingProxyType({})
 PART = 128 << 20
 """Maximum number of bytes of the log that are hashed and fsynced as one part."""
 
@@ -372,9 +374,11 @@ def _manifest(folder: str) -> tuple[str, int]:
         return "", -1
 
 
-def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[str]:
+def copy_rest(view: Store, copies: Copies, without: Sequence[str] = (),
+              early: Mapping[str, bytes] = _NOTHING) -> list[str]:
     """Copy all changed files that no other function copies: configuration, timers, compaction logs.
-    Files and folders in the store's root that are in ``without`` are skipped. Return notes.
+    Files and folders in the store's root that are in ``without`` are skipped. ``early``: contents
+    to copy instead of those that files have by now, by path. Return notes.
     """
     notes = []
     _remove_gone(view.root, copies)
@@ -385,15 +389,17 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
             if not copy_database(view.root, folder, copies):
                 notes.append(_UNSTEADY.format(folder))
             continue
+        if (inner := os.path.join(folder, name)) in early:
+            copies.keep(inner, early[inner])
+            continue
         try:
-            _copy_changed(view.root, os.path.join(folder, name), copies)
+            _copy_changed(view.root, inner, copies)
         except FileNotFoundError:
             continue  # the file was deleted in the meantime
         except OSError as error:
             if error.errno not in _UNREADABLE:
                 raise StoreIOError.from_oserror(error, os.path.join(view.root, folder, name),
                                                 "copy") from None
-            inner = os.path.join(folder, name)
             copies.unread.append(DamagedRange(inner, 0,
                                               os.path.getsize(os.path.join(view.root, inner)),
                                               unread=True, kept=os.path.exists(copies.path(inner))))

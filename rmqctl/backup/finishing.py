@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
 
 from rmqctl.backup.points import Point
 from rmqctl.broker.view import view_of
 from rmqctl.checks.verify.context import deleted
-from rmqctl.errors import RefusedError
+from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.files.durable import remove_folder, replace_file
+from rmqctl.formats.config import config_json, fastjson
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Phrase, counted, some_of
@@ -17,12 +20,16 @@ from rmqctl.repair.checkpoint import checkpoint_steps, facts_of
 from rmqctl.repair.offsets.table import MovedOffset, moved_to, planned, queue_rows
 from rmqctl.repair.plan import Create, Plan, Replace
 from rmqctl.repair.scratch import Scratch
+from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import load_one
+from rmqctl.store.config.rows import split_key
 from rmqctl.store.store import Store
 
 _NAMED = 3
 """Maximum number of topics that a note names."""
 _OFFSETS = ("consumerOffset.json", "lmqConsumerOffset.json")
+OFFSETS = tuple(os.path.join("config", file) for name in _OFFSETS for file in (name, f"{name}.bak"))
+"""Paths of the files with consumer offsets."""
 
 
 def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
@@ -31,16 +38,56 @@ def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
 
     Return the number of lowered offsets. Raises: StoreIOError.
     """
+    lowered = 0
     with Store.open(root) as opened, opened.up_to(end) as store:
-        with Scratch() as scratch:
-            plan, lowered = lowered_offsets(store, scratch, in_files=True)
-        steps = list(plan.steps)
-        if is_plain:
-            steps += checkpoint_steps(root, facts_of(store), generation)[0]
+        files: dict[str, bytes] = {}
+        for name in OFFSETS if store.layout.reads("config") else ():
+            with suppress(StoreIOError), FileSource(os.path.join(root, name)) as source:
+                files[name] = source.read(0, source.size)
+        changed = lowered_files(store, files)
+        for name, (content, count) in changed.items():
+            replace_file(os.path.join(root, name), content)
+            lowered += 0 if name.endswith(".bak") else count
+        steps = checkpoint_steps(root, facts_of(store), generation)[0] if is_plain else []
     for step in steps:
         if isinstance(step, Create | Replace) and isinstance(step.content, bytes):
             replace_file(os.path.join(root, step.target), step.content)
     return lowered
+
+
+def lowered_files(store: Store, files: Mapping[str, bytes]) -> dict[str, tuple[bytes, int]]:
+    """Return those of ``files`` in `OFFSETS` that have an offset beyond the end of its queue, with
+    these offsets lowered to this end, and how many they are. Damaged files are left as they are.
+    """
+    changed: dict[str, tuple[bytes, int]] = {}
+    view, configured = view_of(store, "disk"), _configured(store) or frozenset()
+    ends: dict[tuple[str, int], int | None] = {}
+    with ExitStack() as stack:
+        for name in OFFSETS:
+            try:
+                parsed = config_json.parse(files.get(name, b""))
+            except FormatError:
+                continue
+            value: Any = parsed.value
+            count = 0
+            table = value.get("offsetTable") if isinstance(value, dict) else None
+            for key, queues in table.items() if isinstance(table, dict) else ():
+                topic, _ = split_key(key)
+                for queue_id, offset in queues.items() if isinstance(queues, dict) else ():
+                    if type(offset) is not int or not str(queue_id).isdecimal():
+                        continue
+                    queue = topic, int(queue_id)
+                    if queue not in ends:
+                        rows = queue_rows(store, view, *queue, stack)
+                        ends[queue] = (rows.end if rows is not None
+                                       else 0 if topic in configured else None)
+                    end = ends[queue]
+                    if end is not None and offset > end:
+                        queues[queue_id] = end
+                        count += 1
+            if count and not parsed.oddities:
+                changed[name] = fastjson.build(value), count
+    return changed
 
 
 def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
@@ -97,11 +144,9 @@ def _is_unknown(topic: str, configured: frozenset[str]) -> bool:
     return deleted(topic, configured) and not topic.startswith(LMQ_PREFIX)
 
 
-def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -> tuple[Plan, int]:
+def lowered_offsets(store: Store, scratch: Scratch) -> tuple[Plan, int]:
     """Return (a plan that lowers consumer offsets to the end of their queues, number of lowered
     offsets). Damaged files are not changed. Raises: StoreIOError.
-
-    ``in_files``: whether to skip offsets in RocksDB.
     """
     view = view_of(store, "disk")
     ahead: list[MovedOffset] = []
@@ -112,7 +157,7 @@ def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -
     with ExitStack() as stack:
         for name in _OFFSETS:
             file = load_one(store, name)
-            if file.used is None or (in_files and file.used.database):
+            if file.used is None:
                 continue
             for row in file.rows():
                 rows = queue_rows(store, view, row["topic"], row["queue_id"], stack)

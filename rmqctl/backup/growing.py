@@ -107,6 +107,16 @@ class Copies:
         replace_file(self.path(relative), data)
         self.written += len(data)
 
+    def keep(self, relative: str, data: bytes) -> None:
+        """Store a small file, unless its copy is equal. Raises: StoreIOError."""
+        try:
+            with FileSource(self.path(relative)) as copy:
+                if copy.size == len(data) and copy.read(0, copy.size) == data:
+                    return
+        except StoreIOError:
+            pass  # there is no copy, or it cannot be read
+        self.whole(relative, data)
+
     def takes(self, source: str, relative: str) -> bool:
         """Return whether this method has stored the file itself, as a subclass may do. If so, the
         file need not be copied to a folder. Raises: OSError.

@@ -7,6 +7,8 @@ first determines the end of the log, then waits briefly for the entries of the l
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from contextlib import closing, suppress
 
@@ -18,6 +20,7 @@ from rmqctl.formats.local import properties
 from rmqctl.formats.local.index_file import ENTRY, HEADER, HeaderRecord
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.truncate.index import entries_before
+from rmqctl.scan.source import FileSource
 from rmqctl.store import live
 from rmqctl.store.index.files import IndexFile
 from rmqctl.store.live import Snapshot
@@ -34,8 +37,50 @@ none, no process seems to write entries, and the log is copied up to its end.
 """
 _NEWEST = 2
 """Number of newest index files that may contain entries of the last message."""
+PROGRESS = tuple(name for file in ("consumerOffset.json", "lmqConsumerOffset.json",
+                                   "consumerOrderInfo.json", "delayOffset.json", "timercheck")
+                 for name in (file, f"{file}.bak"))
+"""Names of the files in ``config`` with the progress of consumers, of delayed and of timed
+messages.
+"""
+_TRIES, _MOMENT = 10, 0.005
+_COMMITTING = 0.3
+"""Time (s) after which a broker with ``transientStorePoolEnable`` has written to the log what it
+had in memory: commitIntervalCommitLog is 0.2 s.
+"""
 _PAGE = 1 << 16
 """Maximum number of index entries read at once."""
+
+
+def is_progress(path: str) -> bool:
+    """Return whether a path in a store is that of a file with the progress of consumers."""
+    folder, name = os.path.split(path)
+    return folder == "config" and name in PROGRESS
+
+
+def progress_files(store: Store) -> dict[str, bytes]:
+    """Return the files in ``config`` that say what has been delivered, by path. Read them before
+    `fix` determines the end of the log.
+
+    Read later, they could say that a delayed message or a retry was delivered whose copy for the
+    consumer is after that end: no broker would deliver it again. Raises: StoreIOError.
+    """
+    files = {}
+    for name in PROGRESS:
+        for _ in range(_TRIES):
+            try:
+                with FileSource(store.path("config", name)) as source:
+                    files[os.path.join("config", name)] = source.read(0, source.size)
+                break
+            except StoreIOError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    break  # `copy_rest` reports it
+                if not os.path.exists(store.path("config", f"{name}.bak")):
+                    break
+                time.sleep(_MOMENT)  # a broker is replacing it
+    if store.lock.held:
+        time.sleep(_COMMITTING)
+    return files
 
 
 def fix(store: Store, least: int = 0) -> tuple[Store, int]:

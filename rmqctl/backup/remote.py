@@ -12,7 +12,7 @@ import hashlib
 import os
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from typing import Any
@@ -140,11 +140,25 @@ class _Uploads(Copies):
                 self.stored.update(piece.sha256 for piece in self.objects.pieces_of(have))
             have = Held(about.st_size, about.st_mtime_ns, tuple(self._stored(source)))
         self.others[relative] = have
+        self._mark(relative)
+        return True
+
+    def _mark(self, relative: str) -> None:
+        """Create an empty file for a stored file."""
         path = self.path(relative)
         make_folders(os.path.dirname(path), durable=False)
         if not os.path.exists(path):
             os.close(new_file(path, 0))
-        return True
+
+    def keep(self, relative: str, data: bytes) -> None:
+        """Store a small file, unless the last point has the same bytes."""
+        piece = Piece(0, len(data), hashlib.sha256(data).hexdigest())
+        have = self.last.others.get(relative)
+        if have is None or self.objects.pieces_of(have) != (piece,):
+            have = Held(len(data), 0, (self.objects.add(SMALL, relative, 0, data),))
+            self.written += len(data)
+        self.others[relative] = have
+        self._mark(relative)
 
     def _stored(self, path: str) -> Iterator[Piece]:
         """Store and yield each piece of a file that has a nonzero byte."""
@@ -198,24 +212,25 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
         if last is None and objects.is_object_store:  # objects of a killed first run
             objects.there = objects.find(LOG)
         now = clock()
+        early = moment.progress_files(store)
         view, end = moment.fix(store, last.point.log_end if last else 0)
         with view, tempfile.TemporaryDirectory(prefix="rmqctl-backup-") as empty:
             stored_end = _stored_end(view, objects, last, end)
             whole_end = max(min(find_end(view).offset, end), stored_end)
             malloc_tuning.give_back()
             with closing(_Uploads(empty, pace, objects, last, whole_end)) as uploads:
-                note = _grown(view, uploads, stored_end, end, now, version)
+                note = _grown(view, uploads, stored_end, end, now, version, early)
         objects.publish_point(note, names)
         return note.point, objects.take_away(now - keep) if keep is not None else (0, 0)
 
 
 def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
-           version: str) -> Note:
+           version: str, early: Mapping[str, bytes]) -> Note:
     last = uploads.last
     before = last.point if last.point.id else None
     repairs = _repairs(view)
     repaired = before is not None and repairs != before.repairs
-    # The log first, then the configuration with the consumer offsets.
+    # The log first, then the configuration; the consumer offsets were read before the log.
     again, is_same = _mend(view, uploads, stored_end) if repaired else (False, True)
     for _part in copy_log(view, uploads, stored_end, end):
         pass
@@ -223,7 +238,7 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
     malloc_tuning.give_back()
     entries = Entries(uploads.objects, last, end)
     others, lost = entries.add_all(view, uploads, again=repaired)
-    notes = copy_rest(view, uploads, without=("consumequeue_ext",))
+    notes = copy_rest(view, uploads, ("consumequeue_ext",), early)
     damaged += [*lost, *uploads.unread]
     own = not is_same or (before is not None and before.own)
     if own:
@@ -240,7 +255,7 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
     earlier = [hole for hole in last.holes if not again or hole.file not in there]
     log = {name: uploads.objects.listed(held) for name, held in uploads.log.items()}
     # Lower offsets only if a broker is running: see `backup._grown`.
-    lowered = _lower_offsets(view, uploads) if view.snapshot is not None else 0
+    lowered = _lower_offsets(view, uploads, early) if view.snapshot is not None else 0
     stored = {**uploads.others, **entries.held(view.log.min_offset)}
     point = Point(id_of(now), now, os.path.abspath(view.root), version, view.log.min_offset, end,
                   count, max(min(newest, now + _DAY), before.last_time if before else 0),
@@ -256,23 +271,17 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
                 _settings(view, last))
 
 
-def _lower_offsets(view: Store, uploads: _Uploads) -> int:
+def _lower_offsets(view: Store, uploads: _Uploads, early: Mapping[str, bytes]) -> int:
     """If a consumer offset is beyond the end of its copied queue, lower it to the end of the queue.
     This changes only the stored files, not offsets in RocksDB. Return the number of lowered
     offsets.
     """
-    from rmqctl.backup.finishing import lowered_offsets
-    from rmqctl.repair.plan import Replace
-    from rmqctl.repair.scratch import Scratch
+    from rmqctl.backup.finishing import lowered_files
 
-    with Scratch() as scratch:
-        plan, lowered = lowered_offsets(view, scratch, in_files=True)
-    for step in plan.steps:
-        if isinstance(step, Replace) and isinstance(step.content, bytes):
-            have = uploads.others.get(step.target)
-            if have is not None:
-                piece = uploads.objects.add(SMALL, step.target, 0, step.content)
-                uploads.others[step.target] = Held(len(step.content), have.changed, (piece,))
+    lowered = 0
+    for name, (content, count) in lowered_files(view, early).items():
+        uploads.keep(name, content)
+        lowered += 0 if name.endswith(".bak") else count
     return lowered
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from rmqctl.backup import moment
 from rmqctl.backup.entries import has_entries, is_of_queues, lay
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.objects import LOG, SMALL, Held, Note, Objects, is_expired
@@ -13,10 +14,12 @@ from rmqctl.backup.restore import (
     IDENTITY,
     Restored,
     complete,
+    damage_of,
     end_at,
     end_of,
     notes_of,
     point_at,
+    progress_at,
     refuse_other_log,
     refuse_taken,
     removed_unless_done,
@@ -27,6 +30,8 @@ from rmqctl.errors import RefusedError, RmqctlError, UnsupportedError, UsageErro
 from rmqctl.files.durable import make_folders, new_file, write_all
 from rmqctl.repair.truncate.truncate import WRITES, border
 from rmqctl.store.store import Store
+
+_OTHER, _SMALL, _PROGRESS = "other", "small", "progress"
 
 
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
@@ -78,9 +83,11 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
                 end = end_at(whole, until, end)
             rest = of_chosen if chosen.log_end >= end else next(
                 note for note in point_notes if note.point.log_end >= end)
-        for note, small in ((rest, False), (of_chosen, True)):
+        progress = chosen if offset is None else progress_at(points, offset)
+        of_progress = next(note for note in point_notes if note.point is progress)
+        for note, wanted in ((rest, _OTHER), (of_chosen, _SMALL), (of_progress, _PROGRESS)):
             for name, held in note.others.items():
-                if (name.split("/", 1)[0] in OF_A_POINT) is small and not (
+                if _kind(name) == wanted and not (
                         is_of_queues(name) or (seed_slave and name in IDENTITY)):
                     _fetch(objects, copies, SMALL, name, held)
         laid = has_entries(rest) and last.queues != "rocksdb" and not last.settings.get(
@@ -90,7 +97,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     with Store.open(part) as store, store.up_to(last.point.log_end) as whole:
         if offset is not None:
             border(whole, end := offset)
-        notes = [*map(str, bad), *notes_of(chosen, until, end),
+        notes = [*map(str, bad), *notes_of(chosen, progress, until, end),
+                 *damage_of((note.point for note in point_notes), end),
                  *without_messages(whole, until, end)]
         is_cut = end < last.point.log_end
         if is_cut:
@@ -109,6 +117,13 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
                        is_cut=is_cut, bare=bare,
                        has_entries=laid and _only_entries_tell(point_notes))
     return Restored(chosen, end, len(files), lowered, tuple(notes))
+
+
+def _kind(name: str) -> str:
+    """Return the kind of a file, which determines the point whose version of it is restored."""
+    if name.split("/", 1)[0] not in OF_A_POINT:
+        return _OTHER
+    return _PROGRESS if moment.is_progress(name) else _SMALL
 
 
 def _only_entries_tell(point_notes: Sequence[Note]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import MappingProxyType
@@ -34,6 +34,7 @@ from rmqctl.errors import RefusedError, RmqctlError, UnsupportedError, UsageErro
 from rmqctl.files.durable import STAGING, make_folders, publish_folder, remove_folder
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import time_text
+from rmqctl.phrases import counted
 from rmqctl.repair.plan import Plan
 from rmqctl.repair.truncate.compaction import cut_compaction
 from rmqctl.repair.truncate.truncate import AHEAD, WRITES, border, truncate
@@ -138,10 +139,13 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         elif offset is not None:
             end = _border(whole, offset)
             chosen = next((candidate for candidate in points if candidate.log_end >= end), newest)
+        progress = chosen if offset is None else progress_at(points, end)
         # Parts of the backup that do not match their SHA-256.
-        faults = [fault for fault in check(backup, points, pace) if _concerns(fault, chosen, end)]
+        faults = [fault for fault in check(backup, points, pace)
+                  if _concerns(fault, {chosen.id, progress.id}, end)]
         notes = [*map(str, bad), *(f"{fault.file}: {fault.reason}" for fault in faults),
-                 *notes_of(chosen, until, end), *without_messages(whole, until, end)]
+                 *notes_of(chosen, progress, until, end), *damage_of(points, end),
+                 *without_messages(whole, until, end)]
         # The log may be longer than the newest point's: an unfinished run copied more of it.
         is_cut = end < newest.log_end or _reaches_beyond(store, end)
         if is_cut and not _is_derived(store):
@@ -161,7 +165,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
                 (candidate for candidate in points if candidate.log_end >= end), newest)
             _older_files(copies, last, replaced_after(backup, points[points.index(last):]))
             generation, queues = view.generation, view.known_queues.keys()
-        _small_of(backup, chosen, copies)
+        _small_of(backup, chosen, progress, copies)
         copies.sync()
         is_plain = not any(file.head for file in whole.log.files)
         is_derived = _is_derived(store)
@@ -178,11 +182,13 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
                     len(faults))
 
 
-def _concerns(fault: ChangedRange, chosen: Point, end: int) -> bool:
-    """Return whether a fault affects a part of the backup that is restored."""
+def _concerns(fault: ChangedRange, points: Collection[str], end: int) -> bool:
+    """Return whether a fault affects a part of the backup that is restored. ``points``: the ids of
+    the points whose small files are restored.
+    """
     if is_of_log(fault.file):
         return int(os.path.basename(fault.file)) + fault.start < end
-    return fault.point == chosen.id
+    return fault.point in points
 
 
 def complete(part: str, target: str, end: int, generation: int, notes: list[str],
@@ -317,25 +323,51 @@ def _border(store: Store, offset: int) -> int:
     return offset
 
 
-def notes_of(point: Point, until: int | None, end: int) -> list[str]:
-    """Return notes if the configuration of a point does not match a log that ends at ``end``."""
+def progress_at(points: Sequence[Point], end: int) -> Point:
+    """Return the newest point whose log ends at or before ``end``; the oldest point if none does.
+    A later point may count messages as delivered whose copies for consumers are after ``end``.
+    """
+    older = [point for point in points if point.log_end <= end]
+    return older[-1] if older else points[0]
+
+
+def notes_of(point: Point, progress: Point, until: int | None, end: int) -> list[str]:
+    """Return notes if the configuration of ``point``, or the offsets of the point ``progress``, do
+    not match a log that ends at ``end``.
+    """
     notes = []
     if point.log_folders:
         notes.append(f"the log was in {len(point.log_folders)} folders and is in commitlog/ "
                      "here: set storePathCommitLog to that folder")
-    if point.log_end > end or (until is not None and point.time > until):
-        notes.append(f"configuration and consumer offsets are from {point.id}, which is later "
-                     "than the restored log: groups may skip messages that they had not read")
-    elif point.log_end < end:
-        notes.append(f"configuration and consumer offsets are from {point.id}, which is earlier "
-                     "than the restored log: messages read since then are delivered again")
+    if progress.log_end > end or (until is not None and progress.time > until):
+        notes.append(f"configuration and consumer offsets are from {progress.id}, which is later "
+                     "than the restored log: groups may skip messages that they had not read, and "
+                     "delayed messages may never be delivered")
+    elif progress.log_end < end:
+        notes.append(f"{'' if point is not progress else 'configuration and '}consumer offsets are "
+                     f"from {progress.id}, which is earlier than the restored log: messages read "
+                     "since then are delivered again")
     return notes
 
 
-def _small_of(backup: str, point: Point, copies: Copies) -> None:
-    """Copy the configuration and the checkpoint of a point. Raises: StoreIOError."""
-    folder = folder_of(backup, point)
-    for name in point.small:
+def damage_of(points: Iterable[Point], end: int) -> list[str]:
+    """Return a note if the restored log contains damage that a run found when it copied the log."""
+    holes = {(hole.file, hole.offset) for point in points for hole in point.damaged
+             if is_of_log(hole.file) and int(os.path.basename(hole.file)) + hole.offset < end}
+    if not holes:
+        return []
+    return [(f"the log was damaged in {counted(len(holes), 'place')} when it was copied, and so is "
+             "the restored log: run `rmqctl doctor` before a broker starts on it")]
+
+
+def _small_of(backup: str, point: Point, progress: Point, copies: Copies) -> None:
+    """Copy the configuration and the checkpoint of a point, with the progress of consumers of the
+    point ``progress``. Raises: StoreIOError.
+    """
+    names = {name: point for name in point.small if not moment.is_progress(name)}
+    names |= {name: progress for name in progress.small if moment.is_progress(name)}
+    for name, its_point in names.items():
+        folder = folder_of(backup, its_point)
         with FileSource(os.path.join(folder, name)) as source:
             copies.grow(source, name, 0, source.size)
 

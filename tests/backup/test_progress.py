@@ -1,0 +1,154 @@
+"""What a backup says is delivered is never later than its log: nothing is skipped after a restore.
+
+The broker delivers delayed messages and retries as new messages, and then saves its progress. A
+copy of this progress that is later than the copied log would skip messages for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmqctl.backup import backup as in_folder
+from rmqctl.backup import moment, remote, remote_restore
+from rmqctl.backup.backup import BackupSource
+from rmqctl.backup.restore import restore
+from rmqctl.store.store import Store
+from tests.backup.test_backup import growing, messages
+from tests.conftest import Runner
+
+_NOW = 1_750_000_000_000
+Growing = Callable[[int, int], Path]
+__all__ = ["growing"]
+
+
+@pytest.fixture(params=["folder", "url"])
+def backup(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return f"file://{tmp_path}/at-url" if request.param == "url" else str(tmp_path / "backup")
+
+
+def run(store: Path, backup: str, number: int = 0) -> Any:
+    module = remote if "://" in backup else in_folder
+    return module.back_up(BackupSource(str(store)), backup, lambda: _NOW + number * 1000,
+                          "1.0.0")[0]
+
+
+def restored(backup: str, target: Path, **how: Any) -> Any:
+    return (remote_restore.restore if "://" in backup else restore)(backup, str(target), **how)
+
+
+def save(root: Path, offset: int, *, bak: int | None = None) -> None:
+    """The progress of a group and of the delay service, as a broker saves it."""
+    config = root / "config"
+    with Store.open(str(root)) as store:
+        topic, queue_id = min(store.queues)
+    for suffix, value in (("", offset), (".bak", offset if bak is None else bak)):
+        (config / f"consumerOffset.json{suffix}").write_text(json.dumps(
+            {"offsetTable": {f"{topic}@G": {queue_id: value}}}))
+        (config / f"delayOffset.json{suffix}").write_text(json.dumps({"offsetTable": {1: value}}))
+        (config / f"timercheck{suffix}").write_bytes(bytes(31) + bytes([value]))
+
+
+def progress(root: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((root / "config").iterdir())
+            if moment.is_progress(f"config/{path.name}")}
+
+
+def test_progress_is_not_later_than_the_log(growing: Growing, backup: str, tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    root = growing(0, 40)
+    fix = moment.fix
+
+    def later(store: Store, least: int = 0) -> tuple[Store, int]:
+        result = fix(store, least)
+        save(root, 3)  # the broker goes on, while the log's end is fixed
+        (root / "config/topics.json").write_text('{"topicConfigTable":{"New":{}}}')
+        return result
+
+    monkeypatch.setattr(moment, "fix", later)
+    for number in range(2):  # a first run, and one that has nothing to copy but this
+        save(root, 1 + number)
+        before = progress(root)
+        run(root, backup, number)
+        target = tmp_path / f"new {number}"
+        restored(backup, target)
+        assert progress(target) == before
+        assert "New" in (target / "config/topics.json").read_text()  # what exists, as of later
+
+
+def test_a_file_that_is_being_replaced_is_waited_for(growing: Growing, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    root = growing(0, 5)
+    save(root, 1)
+    main = root / "config/delayOffset.json"
+    away = main.rename(tmp_path / "away")
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            away.rename(main)
+
+    monkeypatch.setattr(moment.time, "sleep", sleep)
+    with Store.open(str(root)) as store:
+        assert moment.progress_files(store)["config/delayOffset.json"] == main.read_bytes()
+    assert len(waits) == 3
+
+
+def test_a_log_that_ends_between_points_gets_the_earlier_progress(
+        growing: Growing, backup: str, tmp_path: Path) -> None:
+    """The later point counts what was delivered after the end of the restored log."""
+    points = []
+    for number in range(3):
+        root = growing(number * 30, 30)
+        save(root, number + 1)
+        points.append(run(root, backup, number))
+    ends = [message["physical_offset"] for message in messages(root)]
+    between = next(end for end in ends if end > points[1].log_end)
+    for offset, value in ((between, 2), (points[1].log_end, 2), (points[0].log_end, 1)):
+        target = tmp_path / str(offset)
+        done = restored(backup, target, offset=offset)
+        delays = json.loads((target / "config/delayOffset.json").read_text())
+        assert delays == {"offsetTable": {"1": value}}
+        assert (target / "config/timercheck").read_bytes()[-1] == value
+        assert any("delivered again" in note for note in done.notes) is (offset == between)
+    # Before the first point there is no earlier progress: a note says what that means.
+    first = tmp_path / "first"
+    done = restored(backup, first, offset=ends[3])
+    assert any("may never be delivered" in note for note in done.notes)
+
+
+def test_lowered_offsets_are_lowered_in_both_copies(growing: Growing, backup: str, tmp_path: Path,
+                                                    rmqctl: Runner) -> None:
+    """Otherwise verify says that the file is older than its .bak, and recover takes the .bak."""
+    root = growing(0, 20)
+    save(root, 5)
+    for suffix in ("", ".bak"):
+        (root / f"config/timercheck{suffix}").unlink()  # not as a broker writes it
+    run(root, backup)
+    cut = messages(root)[2]["physical_offset"]
+    target = tmp_path / "new"
+    restored(backup, target, offset=cut)
+    both = [json.loads((target / f"config/consumerOffset.json{suffix}").read_text())["offsetTable"]
+            for suffix in ("", ".bak")]
+    assert both[0] == both[1]
+    assert max(offset for queues in both[0].values() for offset in queues.values()) < 5
+    rmqctl("verify", target).expect(0)
+
+
+def test_a_restore_names_damage_of_the_log(growing: Growing, backup: str, tmp_path: Path) -> None:
+    root = growing(0, 20)
+    place = messages(root)[10]
+    log = min((root / "commitlog").iterdir())
+    with log.open("r+b") as file:
+        file.seek(place["physical_offset"] + 100)
+        file.write(b"\xff" * 20)
+    run(root, backup)
+    notes = restored(backup, tmp_path / "new").notes
+    assert any("damaged in 1 place" in note for note in notes)
+    notes = restored(backup, tmp_path / "old", offset=messages(root)[5]["physical_offset"]).notes
+    assert not any("damaged in" in note for note in notes)
