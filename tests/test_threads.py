@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal as signals
 import subprocess
 import sys
 import threading
@@ -276,6 +278,27 @@ def test_an_interrupt_within_a_table_is_no_error_of_the_query(
     monkeypatch.setattr(local_sql.QuerySession, "_of_files", interrupted)
     with pytest.raises(signal), QuerySession([str(golden(BASIC))]) as session:
         list(session.ask("select topic from messages").rows)
+
+
+def test_a_signal_while_a_table_is_registered_is_no_error_of_the_query(
+        golden: GoldenFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python runs a signal's handler in the first step that DuckDB lets it do."""
+    received = signals.getsignal(signals.SIGTERM)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signals.SIGTERM)
+
+    signals.signal(signals.SIGTERM, stop)
+    try:
+        with QuerySession([str(golden(BASIC))]) as session:
+            monkeypatch.setattr(local_sql, "Stream", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.ask("select topic from messages")
+    finally:
+        signals.signal(signals.SIGTERM, received)
 
 
 _STOPPED = """

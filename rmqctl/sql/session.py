@@ -156,15 +156,10 @@ class QuerySession:
         Raises: UsageError with DuckDB's message for an invalid query. Errors of a store are raised
         unchanged.
         """
-        wanted = needs(self._base, text, self._columns)
-        for table, columns in self._columns.items():
-            need = wanted.get(table) if wanted is not None else Needs(None)
-            shown = _shown(table, columns, Needs(None) if need is None else need)
-            self._base.register(table, _QueryTable(
-                shown, self._reading(table, shown, need.filters if need else Filters())))
-            for column in shown if says(text, "comment") else ():
-                comment = comment_of(column).replace("'", "''")
-                self._base.execute(f'COMMENT ON COLUMN {table}."{column.name}" IS \'{comment}\'')
+        try:  # a signal may come within each call of DuckDB
+            self._register(text)
+        except (duckdb.Error, RuntimeError) as error:
+            raise self._translated(error) from None
         relation: Any = None
         try:
             relation = self._base.sql(text)
@@ -191,6 +186,22 @@ class QuerySession:
                            for name, change, value in zip(names, changes, values, strict=True)}
         except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as error:
             raise self._translated(error) from None
+
+    def _register(self, text: str) -> None:
+        """Make the tables known to DuckDB, with the columns that a query needs."""
+        wanted = needs(self._base, text, self._columns)
+        for table, columns in self._columns.items():
+            need = wanted.get(table) if wanted is not None else Needs(None)
+            shown = _shown(table, columns, Needs(None) if need is None else need)
+            self._base.register(table, _QueryTable(
+                shown, self._reading(table, shown, need.filters if need else Filters()),
+                self._note))
+            for column in shown if says(text, "comment") else ():
+                comment = comment_of(column).replace("'", "''")
+                self._base.execute(f'COMMENT ON COLUMN {table}."{column.name}" IS \'{comment}\'')
+
+    def _note(self, error: BaseException) -> None:
+        self._error = error
 
     def _translated(self, error: Exception) -> BaseException:
         stopped = self._error or interruption(error)
@@ -315,12 +326,17 @@ def _no_scanner() -> Iterator[None]:
 class _QueryTable:
     """A table that DuckDB can read more than once; each read starts a new stream."""
 
-    def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
-        self._schema, self._batches = schema, batches
+    def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]],
+                 note: Callable[[BaseException], None]) -> None:
+        self._schema, self._batches, self._note = schema, batches, note
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        reader = pa.RecordBatchReader.from_batches(self._schema, Stream(self._batches()))
-        return reader.__arrow_c_stream__(requested_schema)
+        try:
+            reader = pa.RecordBatchReader.from_batches(self._schema, Stream(self._batches()))
+            return reader.__arrow_c_stream__(requested_schema)
+        except BaseException as error:  # a signal; DuckDB converts it to its own error
+            self._note(error)
+            raise
 
 
 def _shown(table: str, columns: Columns, need: Needs) -> pa.Schema:
