@@ -341,12 +341,12 @@ def notes_of(point: Point, progress: Point, until: int | None, end: int) -> list
                      "here: set storePathCommitLog to that folder")
     if progress.log_end > end or (until is not None and progress.time > until):
         notes.append(f"configuration and consumer offsets are from {progress.id}, which is later "
-                     "than the restored log: groups may skip messages that they had not read, and "
-                     "delayed messages may never be delivered")
+                     "than the restored log: groups may skip messages and retries that they had "
+                     "not read, and delayed messages may never be delivered")
     elif progress.log_end < end:
-        notes.append(f"{'' if point is not progress else 'configuration and '}consumer offsets are "
-                     f"from {progress.id}, which is earlier than the restored log: messages read "
-                     "since then are delivered again")
+        what = "configuration and" if point is progress else "delayed messages' progress and"
+        notes.append(f"{what} consumer offsets are from {progress.id}, which is earlier than the "
+                     "restored log: messages read since then are delivered again")
     return notes
 
 
