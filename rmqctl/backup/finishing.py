@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
 
 from rmqctl.backup.points import Point
 from rmqctl.broker.view import view_of
@@ -17,12 +16,19 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Phrase, counted, some_of
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_of
-from rmqctl.repair.offsets.table import MovedOffset, moved_to, planned, queue_rows
+from rmqctl.repair.offsets.table import (
+    MovedOffset,
+    has_quoted_ids,
+    moved_to,
+    planned,
+    queue_rows,
+    with_offsets,
+)
 from rmqctl.repair.plan import Create, Plan, Replace
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.source import FileSource
-from rmqctl.store.config.config import load_one
-from rmqctl.store.config.rows import split_key
+from rmqctl.store.config.config import KINDS, NOT_LOADED, load_one
+from rmqctl.store.config.rows import Row, rows_of
 from rmqctl.store.store import Store
 
 _NAMED = 3
@@ -60,34 +66,45 @@ def lowered_files(store: Store, files: Mapping[str, bytes]) -> dict[str, tuple[b
     these offsets lowered to this end, and how many they are. Damaged files are left as they are.
     """
     changed: dict[str, tuple[bytes, int]] = {}
-    view, configured = view_of(store, "disk"), _configured(store) or frozenset()
-    ends: dict[tuple[str, int], int | None] = {}
     with ExitStack() as stack:
-        for name in OFFSETS:
+        ends = _Ends(store, stack)
+        for path in OFFSETS:
+            data = files.get(path, b"")
             try:
-                parsed = config_json.parse(files.get(name, b""))
+                parsed = config_json.parse(data)
             except FormatError:
                 continue
-            value: Any = parsed.value
-            count = 0
-            table = value.get("offsetTable") if isinstance(value, dict) else None
-            for key, queues in table.items() if isinstance(table, dict) else ():
-                topic, _ = split_key(key)
-                for queue_id, offset in queues.items() if isinstance(queues, dict) else ():
-                    if type(offset) is not int or not str(queue_id).isdecimal():
-                        continue
-                    queue = topic, int(queue_id)
-                    if queue not in ends:
-                        rows = queue_rows(store, view, *queue, stack)
-                        ends[queue] = (rows.end if rows is not None
-                                       else 0 if topic in configured else None)
-                    end = ends[queue]
-                    if end is not None and offset > end:
-                        queues[queue_id] = end
-                        count += 1
-            if count and not parsed.oddities:
-                changed[name] = fastjson.build(value), count
+            value = parsed.value
+            if not isinstance(value, dict) or any(
+                    oddity.kind in NOT_LOADED for oddity in parsed.oddities):
+                continue
+            name = os.path.basename(path).removesuffix(".bak")
+            ahead = ends.ahead(rows_of(KINDS[name], value, []))
+            if ahead:
+                changed[path] = fastjson.build(with_offsets(
+                    name, value, ahead, now_ms, quoted=has_quoted_ids(data))), len(ahead)
     return changed
+
+
+class _Ends:
+    """The ends of a store's queues, against which consumer offsets are checked."""
+
+    def __init__(self, store: Store, stack: ExitStack) -> None:
+        self._store, self._stack, self._view = store, stack, view_of(store, "disk")
+        self._configured = _configured(store) or frozenset()
+
+    def ahead(self, rows: Iterable[Row]) -> list[MovedOffset]:
+        """Return the changes that lower the offsets beyond the ends of their queues."""
+        moved = []
+        for row in rows:
+            queue = row["topic"], row["queue_id"]
+            entries = queue_rows(self._store, self._view, *queue, self._stack)
+            end = entries.end if entries is not None else 0 if (
+                row["topic"] in self._configured) else None
+            if end is not None and row["offset"] > end and row["group"] is not None:
+                moved.append(moved_to(self._store, entries, (row["group"], *queue), row["offset"],
+                                      end))
+        return moved
 
 
 def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
@@ -148,23 +165,16 @@ def lowered_offsets(store: Store, scratch: Scratch) -> tuple[Plan, int]:
     """Return (a plan that lowers consumer offsets to the end of their queues, number of lowered
     offsets). Damaged files are not changed. Raises: StoreIOError.
     """
-    view = view_of(store, "disk")
     ahead: list[MovedOffset] = []
     nothing = Plan("restore", store.root)
     if not store.layout.reads("config"):
         return nothing, 0
-    configured = _configured(store) or frozenset()
     with ExitStack() as stack:
+        ends = _Ends(store, stack)
         for name in _OFFSETS:
             file = load_one(store, name)
-            if file.used is None:
-                continue
-            for row in file.rows():
-                rows = queue_rows(store, view, row["topic"], row["queue_id"], stack)
-                end = rows.end if rows is not None else 0 if row["topic"] in configured else None
-                if end is not None and row["offset"] > end:
-                    ahead.append(moved_to(store, rows, (
-                        row["group"], row["topic"], row["queue_id"]), row["offset"], end))
+            if file.used is not None:
+                ahead += ends.ahead(file.rows())
     if not ahead:
         return nothing, 0
     try:

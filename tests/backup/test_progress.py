@@ -7,6 +7,7 @@ copy of this progress that is later than the copied log would skip messages for 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from rmqctl.backup import backup as in_folder
 from rmqctl.backup import moment, remote, remote_restore
 from rmqctl.backup.backup import BackupSource
+from rmqctl.backup.finishing import lowered_files
 from rmqctl.backup.restore import restore
 from rmqctl.store.store import Store
 from tests.backup.test_backup import growing, messages
@@ -138,6 +140,32 @@ def test_lowered_offsets_are_lowered_in_both_copies(growing: Growing, backup: st
     assert both[0] == both[1]
     assert max(offset for queues in both[0].values() for offset in queues.values()) < 5
     rmqctl("verify", target).expect(0)
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_lowered_files_keep_their_form(growing: Growing, quote: str) -> None:
+    """Light queues have a table of their own; a broker writes queue ids without quotes."""
+    root = growing(0, 20)
+    with Store.open(str(root)) as store:
+        topic, queue_id = min(store.queues)
+        text = (f'{{"dataVersion":{{"counter":4}},"lmqOffsetTable":{{"{topic}@%LMQ%g":999,"x":7}},'
+                f'"offsetTable":{{"{topic}@G":{{{quote}{queue_id}{quote}:999}},'
+                f'"without group":{{{quote}0{quote}:999}}}}}}').encode()
+        name = "config/lmqConsumerOffset.json"
+        changed = lowered_files(store, {name: text, f"{name}.bak": b"{", "config/other": text})
+        end = store.queues[topic, queue_id].disk_end
+        light = store.queues.get((topic, 0))
+    content, count = changed.pop(name)
+    assert not changed
+    value = json.loads(content) if quote else json.loads(
+        re.sub(rb"([{,]\s*)(\d+):", rb'\1"\2":', content))
+    assert value["offsetTable"] == {f"{topic}@G": {str(queue_id): end}, "without group": {"0": 999}}
+    assert value["lmqOffsetTable"]["x"] == 7
+    if light is not None:
+        assert value["lmqOffsetTable"][f"{topic}@%LMQ%g"] == light.disk_end
+        assert count == 2
+    assert value["dataVersion"]["counter"] == 5
+    assert (f'"{queue_id}":'.encode() in content) is bool(quote)
 
 
 def test_a_restore_names_damage_of_the_log(growing: Growing, backup: str, tmp_path: Path) -> None:

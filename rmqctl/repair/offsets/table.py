@@ -257,24 +257,37 @@ def lost_queues(changed: Iterable[MovedOffset], whose: str) -> list[str]:
 def _changed(store: Store, file: ConfigFile, queues: Sequence[MovedOffset],
              clock: Callable[[], int]) -> dict[str, Any]:
     """Return the content of the file with the new offsets."""
-    value = dict(file.value or {})
+    old = dict(file.value or {})
+    value = with_offsets(file.name, old, queues, clock,
+                         quoted=quotes_queue_ids(store, file, old.get(_TABLE)))
+    if "dataVersion" not in old and store.generation >= _SINCE and not file.value:
+        value["dataVersion"] = {"counter": 1, "stateVersion": 0, "timestamp": clock()}
+    return value if file.value else dict(sorted(value.items()))
+
+
+def with_offsets(name: str, value: Mapping[str, Any], queues: Iterable[MovedOffset],
+                 clock: Callable[[], int], *, quoted: bool) -> dict[str, Any]:
+    """Return the content of the file ``name`` with other offsets and a later version.
+
+    ``quoted``: whether queue ids are written as JSON strings.
+    """
+    changed = dict(value)
     for queue in queues:
-        light = file.name == _LMQ_FILE and queue.group.startswith(LMQ_PREFIX)
-        name = _LMQ_TABLE if light else _TABLE
-        table = dict(value.get(name) or {})
+        light = name == _LMQ_FILE and queue.group.startswith(LMQ_PREFIX)
+        section = _LMQ_TABLE if light else _TABLE
+        table = dict(changed.get(section) or {})
         key = f"{queue.topic}@{queue.group}"
         table[key] = queue.after if light else {**(table.get(key) or {}),
                                                 str(queue.queue_id): queue.after}
-        value[name] = table
-    if not quotes_queue_ids(store, file, value.get(_TABLE)):
-        value[_TABLE] = {key: {int(queue): offset for queue, offset in entry.items()}
-                         for key, entry in (value.get(_TABLE) or {}).items()}
-    version = value.get("dataVersion")
+        changed[section] = table
+    if not quoted:
+        changed[_TABLE] = {key: {int(queue_id): offset for queue_id, offset in entry.items()}
+                           for key, entry in (changed.get(_TABLE) or {}).items()}
+    version = changed.get("dataVersion")
     if isinstance(version, dict) and isinstance(version.get("counter"), int):
-        value["dataVersion"] = {**version, "counter": version["counter"] + 1, "timestamp": clock()}
-    elif store.generation >= _SINCE and not file.value:
-        value["dataVersion"] = {"counter": 1, "stateVersion": 0, "timestamp": clock()}
-    return value if file.value else dict(sorted(value.items()))
+        changed["dataVersion"] = {**version, "counter": version["counter"] + 1,
+                                  "timestamp": clock()}
+    return changed
 
 
 def quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:
@@ -284,5 +297,9 @@ def quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | 
     if file.used is None or file.used.database or not table:
         return False
     with FileSource(store.path(file.used.path)) as source:
-        data = source.read(0, source.size)
+        return has_quoted_ids(source.read(0, source.size))
+
+
+def has_quoted_ids(data: bytes) -> bool:
+    """Return whether queue ids in the bytes of a file are JSON strings."""
     return _QUOTED_ID.search(data) is not None and _BARE_ID.search(data) is None
