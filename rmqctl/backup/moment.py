@@ -43,6 +43,8 @@ PROGRESS = tuple(name for file in ("consumerOffset.json", "lmqConsumerOffset.jso
 """Names of the files in ``config`` with the progress of consumers, of delayed and of timed
 messages.
 """
+_LARGEST = 64 << 20
+"""Maximum size of such a file, which is kept in memory; a larger one is copied with the others."""
 _TRIES, _MOMENT = 10, 0.005
 _COMMITTING = 0.3
 """Time (s) after which a broker with ``transientStorePoolEnable`` has written to the log what it
@@ -70,7 +72,8 @@ def progress_files(store: Store) -> dict[str, bytes]:
         for _ in range(_TRIES):
             try:
                 with FileSource(store.path("config", name)) as source:
-                    files[os.path.join("config", name)] = source.read(0, source.size)
+                    if source.size <= _LARGEST:
+                        files[os.path.join("config", name)] = source.read(0, source.size)
                 break
             except StoreIOError as error:
                 if error.errno not in (errno.ENOENT, errno.ENOTDIR):
