@@ -115,7 +115,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     bare = {**last.settings, "batch_topics": frozenset(last.settings.get("batch_topics", []))}
     lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
                        is_cut=is_cut, bare=bare,
-                       has_entries=laid and _only_entries_tell(point_notes))
+                       has_entries=laid and _only_entries_tell(point_notes),
+                       is_later=progress.log_end > end)
     return Restored(chosen, end, len(files), lowered, tuple(notes))
 
 

@@ -19,7 +19,13 @@ from rmqctl.backup.copying import (
     copy_rest,
     refuse_inside,
 )
-from rmqctl.backup.finishing import finish, lowered_offsets, without_deleted
+from rmqctl.backup.finishing import (
+    finish,
+    lowered_offsets,
+    with_delays_of_log,
+    with_timers_of_log,
+    without_deleted,
+)
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.points import (
     Point,
@@ -177,7 +183,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         for other in points) or faults or not is_derived) or any(
         later.again and (later.log_end > end or later.id > chosen.id) for later in points[1:])
     lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
-                       is_cut=is_cut, entries=entries, queues=queues)
+                       is_cut=is_cut, entries=entries, queues=queues,
+                       is_later=progress.log_end > end)
     return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes),
                     len(faults))
 
@@ -194,13 +201,15 @@ def _concerns(fault: ChangedRange, points: Collection[str], end: int) -> bool:
 def complete(part: str, target: str, end: int, generation: int, notes: list[str],
              chosen: Point, *, is_plain: bool, is_cut: bool, entries: bool = False,
              queues: Collection[QueueKey] | None = None,
-             bare: Mapping[str, Any] | None = None, has_entries: bool = False) -> int:
+             bare: Mapping[str, Any] | None = None, has_entries: bool = False,
+             is_later: bool = False) -> int:
     """Turn the copy in the folder ``part`` into a store whose log ends at ``end``, and rename the
     folder to ``target``. Return the number of lowered consumer offsets. Raises: StoreIOError.
 
     * ``queues``: the queues that the store had (None: use the queues in the copy)
     * ``bare``: values of `Settings` for a copy without an index. The index is rebuilt; so are the
       consume queues, unless the copy has them (``has_entries``).
+    * ``is_later``: whether the progress of delayed messages is later than the log
     """
     if bare is not None:
         _carried_out(part, partial(_with_entries, given=bare, only=frozenset(
@@ -223,6 +232,11 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
         return plan
 
     _carried_out(part, lowering)
+    if is_later:
+        notes += [f"{counted(count, noun)} without a delivered copy in the restored log: a broker "
+                  "will deliver them" for count, noun in (
+                      (with_delays_of_log(part), "delayed message"),
+                      (with_timers_of_log(part), "timed message")) if count]
     publish_folder(part, target, "name")
     return lowered + ahead
 
@@ -342,7 +356,7 @@ def notes_of(point: Point, progress: Point, until: int | None, end: int) -> list
     if progress.log_end > end or (until is not None and progress.time > until):
         notes.append(f"configuration and consumer offsets are from {progress.id}, which is later "
                      "than the restored log: groups may skip messages and retries that they had "
-                     "not read, and delayed messages may never be delivered")
+                     "not read")
     elif progress.log_end < end:
         what = "configuration and" if point is progress else "delayed messages' progress and"
         notes.append(f"{what} consumer offsets are from {progress.id}, which is earlier than the "

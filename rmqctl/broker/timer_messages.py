@@ -133,6 +133,18 @@ def last_delivered(store: Store, log_end: int) -> int:
     return 0
 
 
+def progress_of_log(files: TimerFiles, log_end: int) -> int:
+    """Return the time (ms) up to which the timer delivered messages according to the log. If the
+    log has no delivered message, return the time at which the first one is due.
+    """
+    read = last_delivered(files.store, log_end)
+    if read:
+        return read
+    units = files.units(0)
+    due = units.slot[units.physical >= files.store.log.min_offset]
+    return int(due.min()) * files.precision if len(due) else files.checked.last_read_time_ms
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltLog:
     """A built timer log. ``files``: the used bytes of each file, by base offset. ``end``: the end

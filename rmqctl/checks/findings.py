@@ -370,6 +370,8 @@ CATEGORIES: dict[str, Category] = {
         ERROR, "a configuration file lost all the entries that its .bak or the store has"),
     "config-older": Category(
         WARNING, "a configuration file is older than its .bak, or has fewer entries"),
+    "config-delays": Category(
+        ERROR, "delayOffset.json is later than the log: delayed messages are not delivered"),
     "config-offset": Category(
         WARNING, "a committed offset is beyond the end of its queue"),
     "config-read-queues": Category(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rmqctl.store.repair_losses import RepairLosses
 
 MESSAGES, OFFSETS, TOPICS, GROUPS = "messages", "offsets", "topics", "groups"
-TIMERS, INDEX = "timers", "index"
+TIMERS, DELAYED, INDEX = "timers", "delayed", "index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,9 @@ def counted(what: str, count: int | None) -> Phrase:
     if what == TIMERS:
         return Phrase("timed messages") if count is None else Phrase(
             "{count:,} timed message", "{count:,} timed messages", count=count)
+    if what == DELAYED:
+        return Phrase("delayed messages") if count is None else Phrase(
+            "{count:,} delayed message", "{count:,} delayed messages", count=count)
     if what == INDEX:
         return Phrase("index entries") if count is None else Phrase(
             "{count:,} index entry", "{count:,} index entries", count=count)

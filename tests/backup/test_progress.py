@@ -19,9 +19,10 @@ from rmqctl.backup import moment, remote, remote_restore
 from rmqctl.backup.backup import BackupSource
 from rmqctl.backup.finishing import lowered_files
 from rmqctl.backup.restore import restore
+from rmqctl.checks.delays import ahead, delays, timer_ahead
 from rmqctl.store.store import Store
 from tests.backup.test_backup import growing, messages
-from tests.conftest import Runner
+from tests.conftest import GoldenFolder, Runner
 
 _NOW = 1_750_000_000_000
 Growing = Callable[[int, int], Path]
@@ -121,7 +122,52 @@ def test_a_log_that_ends_between_points_gets_the_earlier_progress(
     # Before the first point there is no earlier progress: a note says what that means.
     first = tmp_path / "first"
     done = restored(backup, first, offset=ends[3])
-    assert any("may never be delivered" in note for note in done.notes)
+    assert any("groups may skip" in note for note in done.notes)
+
+
+def test_delayed_messages_continue_after_the_last_delivered_one(
+        golden_copy: GoldenFolder, backup: str, tmp_path: Path, rmqctl: Runner) -> None:
+    """Before the first point, the log itself shows what was delivered."""
+    root = golden_copy("4.9.3/delay-delivered/store")
+    path = root / "config/delayOffset.json"
+    with Store.open(str(root)) as store:
+        found = delays(store)
+        places = [int(place) for batch in store.log.walk() for place in batch.offset]
+    for name in (path, path.with_suffix(".json.bak")):
+        name.write_text(json.dumps({"offsetTable": {
+            **{level: one.messages for level, one in found.items()}, 14: 3}}))
+    run(root, backup)
+    for number in (5, 50, 80, 81, 100, 136):
+        target = tmp_path / str(number)
+        done = restored(backup, target, offset=places[number])
+        with Store.open(str(target)) as store:
+            wanted = {level: one.delivered_end for level, one in delays(store).items()}
+            assert ahead(store) == []
+        for name in ("delayOffset.json", "delayOffset.json.bak"):
+            table = json.loads(re.sub(r"(\d+):", r'"\1":', (target / "config" / name).read_text()))
+            assert table["offsetTable"] == {
+                str(level): wanted.get(level, 0) for level in (*found, 14)}
+        assert any("will deliver them" in note for note in done.notes)
+        rmqctl("preflight", target).expect(0)
+
+
+def test_timers_continue_after_the_last_delivered_one(golden_copy: GoldenFolder, backup: str,
+                                                      tmp_path: Path) -> None:
+    root = golden_copy("5.3.3/timer/store")
+    check = root / "config/timercheck"
+    data = check.read_bytes()
+    read = int.from_bytes(data[:8]) + 1_800_000
+    check.write_bytes(read.to_bytes(8) + data[8:])
+    run(root, backup)
+    with Store.open(str(root)) as store:
+        place = [int(place) for batch in store.log.walk() for place in batch.offset][60]
+    done = restored(backup, tmp_path / "new", offset=place)
+    assert any("timed message" in note and "will deliver them" in note for note in done.notes)
+    changed = (tmp_path / "new/config/timercheck").read_bytes()
+    assert int.from_bytes(changed[:8]) < read
+    assert len(changed) == len(data)
+    with Store.open(str(tmp_path / "new")) as store:
+        assert timer_ahead(store, store.log.end).messages == 0
 
 
 def test_lowered_offsets_are_lowered_in_both_copies(growing: Growing, backup: str, tmp_path: Path,

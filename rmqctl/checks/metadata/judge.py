@@ -15,6 +15,7 @@ from typing import NamedTuple
 from rmqctl import vfs
 from rmqctl.broker.versions import is_from
 from rmqctl.checks import losses
+from rmqctl.checks.delays import ahead
 from rmqctl.checks.losses import Loss
 from rmqctl.checks.metadata.queues import ReadableQueues
 from rmqctl.checks.metadata.tables import (
@@ -34,7 +35,7 @@ from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase, some_of
-from rmqctl.store.config.config import EMPTY, MISSING, UNREADABLE, load_one
+from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, UNREADABLE, load_one
 from rmqctl.store.features import COMPACTION, FEATURES
 from rmqctl.store.repair_losses import config_repairs
 from rmqctl.store.store import Store
@@ -50,7 +51,7 @@ _LOST = {TOPICS: losses.TOPICS, GROUPS: losses.GROUPS, OFFSETS: losses.OFFSETS,
          LMQ_OFFSETS: losses.OFFSETS, DELAYS: losses.OFFSETS}
 
 
-REPORTED = frozenset({"config-emptied", "config-older"})
+REPORTED = frozenset({"config-emptied", "config-older", "config-delays"})
 """Categories of findings about losses in a file that a broker can load."""
 
 
@@ -125,6 +126,7 @@ class _MetadataJudge:
         self._retried()
         if not self.live:
             self._front()
+            self._delayed()
         self._notes()
         return self.metadata
 
@@ -472,6 +474,28 @@ class _MetadataJudge:
             self.metadata.defects.append(Defect(Loss(
                 losses.MESSAGES, count, cause, "commitlog", already=True),
                 "log-start", cause))
+
+    # -- delayed messages -----------------------------------------------------------------------
+
+    def _delayed(self) -> None:
+        """Judge whether delayOffset.json counts messages as delivered whose delivered copies are
+        not in the log.
+        """
+        try:
+            found = ahead(self.store)
+        except StoreIOError:
+            return
+        if found:
+            count = sum(level.messages for level in found)
+            self.metadata.restored[DELAYS] = {str(level.level): level.first for level in found}
+            cause = Phrase(
+                "{file} is later than the log: {count:,} message counts as delivered, but the log "
+                "has no delivered copy",
+                "{file} is later than the log: {count:,} messages count as delivered, but the log "
+                "has no delivered copies", file=DELAYS, count=count)
+            self.metadata.defects.append(Defect(Loss(
+                losses.DELAYED, count, cause, f"{FOLDER}/{DELAYS}"), "config-delays", cause,
+                command="rmqctl recover STORE"))
 
     # -- groups ---------------------------------------------------------------------------------
 

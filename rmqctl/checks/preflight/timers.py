@@ -11,6 +11,7 @@ import os
 from rmqctl.broker.timer import WHEEL, TimerFiles, TimerStart
 from rmqctl.broker.timer_messages import timed_messages
 from rmqctl.broker.versions import BrokerVersion
+from rmqctl.checks.delays import timer_ahead
 from rmqctl.checks.losses import TIMERS, Loss
 from rmqctl.checks.preflight.load import relative
 from rmqctl.checks.preflight.types import Prediction
@@ -70,6 +71,7 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
         return
     # With a timer: its losses, and the messages it waits for.
     predicted.other_losses += _losses(start)
+    predicted.other_losses += _ahead(files, store, end)
     if files.damaged:
         predicted.other_losses += _without_unit(files, start, end)
     predicted.incurable += bool(start.skipped)
@@ -109,6 +111,19 @@ def _without_unit(files: TimerFiles, start: TimerStart, log_end: int) -> list[Lo
     return [Loss(TIMERS, count, Phrase(
         "the units of these messages are missing from the timer log"),
                  "timerlog")] if count else []
+
+
+def _ahead(files: TimerFiles, store: Store, log_end: int) -> list[Loss]:
+    """Return the loss of messages that the timer's progress counts as delivered, although they were
+    due after the last message of the log was stored.
+    """
+    if log_end == _ANYWHERE:
+        return []
+    found = timer_ahead(store, log_end)
+    return [Loss(TIMERS, found.messages, Phrase(
+        "the timer was read up to {time}, later than the last message of the log: these messages "
+        "count as delivered", time=time_text(files.checked.last_read_time_ms)),
+                 "config/timercheck")] if found.messages else []
 
 
 def _gone(start: TimerStart) -> Loss:

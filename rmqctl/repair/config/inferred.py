@@ -1,15 +1,10 @@
-"""Configuration inferred from the store.
-
-* topics and groups: from the names of queues and from consumer offsets
-* progress of the delay service: from delivered messages
-"""
+"""Topics and groups inferred from the store: from the names of queues and from consumer offsets."""
 
 from __future__ import annotations
 
 import os
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,7 +29,6 @@ from rmqctl.formats.local.properties import (
     TIMER_TOPIC,
 )
 from rmqctl.scan import text
-from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.queue.compaction import COMPACTION, POLICY, compacted_queues
 from rmqctl.store.store import Store
@@ -196,60 +190,6 @@ def groups(store: Store, generation: int, table: Iterable[str],
                       "consumeTimeoutMinute": 15, "groupSysFlag": 0}
         entries[group] = dict(sorted(entry.items()))
     return entries, evidence
-
-
-def delays(store: Store, progress: Callable[[int], None]) -> dict[int, tuple[int, int, int]]:
-    """Return, for each delay level:
-
-    * queue offset of the first delayed message without a delivered copy in the log
-    * number of messages before this offset
-    * number of messages
-
-    A message and its delivered copy have the same ``UNIQ_KEY``, ``DELAY``, body, born time and
-    number of retries (spec: recovery.md §9). A damaged copy does not count: a message is better
-    delivered twice than lost.
-
-    Reads the log once and keeps 16 bytes for each delayed message. Raises: StoreIOError.
-    """
-    waiting: dict[int, tuple[array[int], array[int]]] = {}
-    delivered: set[int] = set()
-    for batch in store.log.walk():
-        if len(batch):
-            _take(batch, waiting, delivered)
-            progress(int(batch.column("total_size").sum()))
-    levels = {}
-    for queue_id, (offsets, names) in sorted(waiting.items()):
-        rows = sorted(zip(offsets, names, strict=True))
-        first = next((offset for offset, name in rows if name not in delivered),
-                     rows[-1][0] + 1)
-        levels[queue_id + 1] = (first, sum(offset < first for offset, _ in rows), len(rows))
-    return levels
-
-
-def _take(batch: Batch, waiting: dict[int, tuple[array[int], array[int]]],
-          delivered: set[int]) -> None:
-    good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
-    properties = text.PropertySegments(batch)
-    rows, levels = properties.find(props.DELAY)
-    level = dict(zip(rows.tolist(), levels.tolist(), strict=True))
-    if not level:
-        return
-    rows, keys = properties.find(props.UNIQUE_KEY)
-    key = dict(zip(rows.tolist(), keys.tolist(), strict=True))
-    topics_of = text.topics(batch).tolist()
-    born, crc = batch.column("born_timestamp"), batch.column("body_crc")
-    times = batch.column("reconsume_times")
-    for row, delay in level.items():
-        if not good[row]:
-            continue
-        name = hash((key.get(row), delay, int(times[row]), int(born[row]), int(crc[row])))
-        if os.fsdecode(topics_of[row]) == SCHEDULE_TOPIC:
-            offsets, names = waiting.setdefault(int(batch.column("queue_id")[row]),
-                                                (array("q"), array("q")))
-            offsets.append(int(batch.column("queue_offset")[row]))
-            names.append(name)
-        else:
-            delivered.add(name)
 
 
 def text_of(counts: Mapping[str, object], most: int = 5) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import field
 from typing import Any, NamedTuple
 
+from rmqctl.checks.delays import delays
 from rmqctl.checks.metadata.judge import REPORTED, judge
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.config.table import next_version
@@ -358,6 +359,13 @@ class _Mender:
                 self._create(kind, file)
             return
         entries = _entries(kind, file.main.value)
+        if kind.shape == "number":
+            self._put(kind, file, {**file.main.value, kind.table: {**entries, **lost}}, "reset",
+                      "later than the log: delayed messages count as delivered, but have no "
+                      "delivered copies",
+                      {"levels": {level: {"from": entries[level], "to": offset}
+                                  for level, offset in lost.items()}})
+            return
         for key, entry in lost.items():
             entries[key] = entry if kind.shape != "numbers" else _furthest(
                 entries.get(key, {}), entry)
@@ -415,15 +423,15 @@ class _Mender:
         if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues):
             return {}, {}
         with self._watch("looking for delivered messages", self._store.log.size) as done:
-            levels = inferred.delays(self._store, done)
+            levels = delays(self._store, done)
         if levels:
             self.mended.notes.append(
                 f"{path}: each delay level continues at the first message without a delivered "
                 "copy in the log; messages after it that were delivered are delivered again")
-        return ({level: first for level, (first, _, _) in levels.items()},
-                {"levels": {str(level): {"first_not_delivered": first, "delivered": before,
-                                         "messages": count}
-                            for level, (first, before, count) in levels.items()}})
+        return ({level: found.first for level, found in levels.items()},
+                {"levels": {str(level): {"first_not_delivered": found.first,
+                                         "delivered": found.before, "messages": found.messages}
+                            for level, found in levels.items()}})
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:

@@ -15,8 +15,14 @@ from collections.abc import Mapping
 
 from rmqctl.broker.timer import LOG, WHEEL, TimerFiles, rebuilt_wheel, wheel_of
 from rmqctl.broker.timer_messages import built_log, restored_progress, timed_messages
+from rmqctl.checks.delays import timer_ahead
 from rmqctl.checks.findings import Finding
-from rmqctl.checks.verify.timer.timer import BEYOND_END, FLUSHED_BEYOND_END, check
+from rmqctl.checks.verify.timer.timer import (
+    BEYOND_END,
+    FLUSHED_BEYOND_END,
+    LATER_THAN_LOG,
+    check,
+)
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.properties import TIMER_TOPIC
 from rmqctl.formats.timer import timer_check
@@ -62,7 +68,8 @@ def timer_steps(store: Store, log_end: int, next_row: int | None, findings: list
         files.checked = restored_progress(files, log_end)
     if _log_is_wrong(files, findings, log_end):
         return _new_log(store, files, log_end, restored=restored, topics=settled.topics)
-    changes = cut_timer(store, log_end, next_row)
+    ahead = timer_ahead(store, log_end)
+    changes = cut_timer(store, log_end, next_row, ahead.first if ahead.messages else None)
     cut = any(action.target == LOG for action in changes.actions)
     if files.files and _wheel_is_wrong(store, files, log_end):
         # Removed units are in no slot of the new wheel.
@@ -84,7 +91,7 @@ def _progress_is_damaged(findings: list[Finding]) -> bool:
     timer log.
     """
     return any(finding.category == "timer-check" and finding.cause not in (
-        BEYOND_END, FLUSHED_BEYOND_END) for finding in findings)
+        BEYOND_END, FLUSHED_BEYOND_END, LATER_THAN_LOG) for finding in findings)
 
 
 def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> bool:

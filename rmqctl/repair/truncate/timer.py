@@ -16,6 +16,7 @@ from rmqctl.formats.timer import timer_check, timer_log, timer_wheel
 from rmqctl.formats.timer.timer_check import TimerCheckRecord
 from rmqctl.formats.timer.timer_log import UNIT_SIZE
 from rmqctl.formats.timer.timer_wheel import SLOT_SIZE
+from rmqctl.parse_values import time_text
 from rmqctl.repair.plan import Action, Changes, Patch
 from rmqctl.repair.targets import cut_files, target
 from rmqctl.repair.truncate.queues import backwards
@@ -29,11 +30,13 @@ from rmqctl.store.store import Store
 _PAGE_SLOTS = 128
 
 
-def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
+def cut_timer(store: Store, to: int, next_row: int | None, read: int | None = None) -> Changes:
     """Remove the units of timer messages at or after physical offset ``to``.
 
     ``next_row``: the next queue offset of the timer topic after the truncation; None if it has no
-    queue. Raises: StoreIOError.
+    queue.
+    ``read``: the maximum time (ms) up to which messages count as delivered; None: no maximum.
+    Raises: StoreIOError.
     """
     cut = Changes()
     files = listing(store.path("timerlog")).files
@@ -41,7 +44,7 @@ def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
     if end is not None:
         _cut_log(cut, store, files, end)
         _cut_wheel(cut, store, files, end)
-    _cut_progress(cut, store, end, next_row)
+    _cut_progress(cut, store, end, next_row, read)
     return cut
 
 
@@ -127,9 +130,10 @@ def _follow_back(last: Array, count: Array, touched: Array, base: int, units: Ar
         over = over[linked >= low]
 
 
-def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | None) -> None:
+def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | None,
+                  read: int | None) -> None:
     """Reduce positions in ``config/timercheck`` that are beyond the end of the timer log or of the
-    timer topic's queue.
+    timer topic's queue, and the time up to which messages count as delivered.
     """
     check = load_one(store, TIMERCHECK).main.value
     if not isinstance(check, TimerCheckRecord):
@@ -142,6 +146,9 @@ def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | N
         changed = changed._replace(
             last_timer_queue_offset=min(changed.last_timer_queue_offset, next_row),
             master_timer_queue_offset=min(changed.master_timer_queue_offset, next_row))
+    is_ahead = changed != check
+    if read is not None:
+        changed = changed._replace(last_read_time_ms=min(changed.last_read_time_ms, read))
     if changed == check:
         return
     path = store.path("config", TIMERCHECK)
@@ -152,6 +159,14 @@ def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | N
         cut.notes.append(f"{error}; it is left as it is")
         return
     data = timer_check.build(changed)[:size]
-    cut.act(Patch(target(store, path), (OverlayPiece.of(0, data),)), "set back",
-            check.last_timer_queue_offset, changed.last_timer_queue_offset,
-            "is ahead of the timer's messages", "")
+    cut.steps.append(Patch(target(store, path), (OverlayPiece.of(0, data),)))
+    if is_ahead:
+        cut.actions.append(Action(
+            "set back", target(store, path), check.last_timer_queue_offset,
+            changed.last_timer_queue_offset, "is ahead of the timer's messages"))
+    if changed.last_read_time_ms != check.last_read_time_ms:
+        cut.actions.append(Action(
+            "set back", target(store, path), time_text(check.last_read_time_ms),
+            time_text(changed.last_read_time_ms),
+            "is later than the last message of the log: timed messages since then were not "
+            "delivered"))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from rmqctl import vfs
+from rmqctl.checks.delays import timer_ahead
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.verify.common import LOOK, bounded, nowhere, plural, read_start, unreadable
 from rmqctl.checks.verify.files import Votes
@@ -36,8 +37,10 @@ from rmqctl.store.store import Store
 
 _MAGICS = timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL | timer_log.MAGIC_DELETE
 BEYOND_END, FLUSHED_BEYOND_END = "beyond-end", "flushed-beyond-end"
+LATER_THAN_LOG = "later-than-log"
 """Causes of findings. ``BEYOND_END``: a position is beyond the end of the structure that it refers
 to. ``FLUSHED_BEYOND_END``: the flush position of the timer log is beyond the end of the timer log.
+``LATER_THAN_LOG``: messages count as delivered that were due after the end of the log.
 """
 _FLUSHED = "last_timer_log_flush_pos"
 _YEAR_3000 = 32_503_680_000_000
@@ -96,6 +99,8 @@ def _check(store: Store, records: TimerRecords, held: bool) -> Iterator[Finding]
                       f"{plural(wheel.used, 'slot')} of the wheel point to it",
                       file=store.path("timerlog"))
     yield from _progress(store, log, progress)
+    if progress and not held:
+        yield from _delivered(store, records.log_end)
 
 
 # -- timercheck ------------------------------------------------------------------------------
@@ -162,6 +167,18 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
             yield Finding("timer-check", "timer", f"{name} {value}: {words} at {end}", file=path,
                           offset=place.offset, length=place.size, next=LOOK,
                           cause=FLUSHED_BEYOND_END if name == _FLUSHED else BEYOND_END)
+
+
+def _delivered(store: Store, log_end: int) -> Iterator[Finding]:
+    """Compare the time up to which messages count as delivered with the log."""
+    found = timer_ahead(store, log_end)
+    if found.messages:
+        place = TIMER_CHECK.field("last_read_time_ms")
+        yield Finding("timer-check", "timer", "last_read_time_ms is later than the log: "
+                      f"{plural(found.messages, 'message')} due since then were not delivered",
+                      file=store.path("config", "timercheck"), offset=place.offset,
+                      length=place.size, next="rmqctl recover STORE",
+                      cause=LATER_THAN_LOG, count=found.messages)
 
 
 # -- units -----------------------------------------------------------------------------------
