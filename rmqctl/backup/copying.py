@@ -8,7 +8,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import MappingProxyType
 
 from rmqctl.backup.growing import BLOCK, Copies
@@ -365,6 +365,26 @@ def copy_database(root: str, folder: str, copies: Copies) -> bool:
     return False
 
 
+def database_files(root: str, folder: str, most: int) -> dict[str, bytes]:
+    """Return the files of a RocksDB database by path; empty if they have more than ``most`` bytes,
+    cannot be read or keep changing.
+    """
+    where = os.path.join(root, folder)
+    for _ in range(_TRIES):
+        before = _manifest(where)
+        files: dict[str, bytes] = {}
+        with suppress(StoreIOError):
+            for name in sorted(_names(where), key=lambda name: (not name.endswith(".sst"), name)):
+                with FileSource(os.path.join(where, name)) as source:
+                    if source.size > most - sum(map(len, files.values())):
+                        return {}
+                    if name != "LOCK":
+                        files[os.path.join(folder, name)] = source.read(0, source.size)
+            if before == _manifest(where):
+                return files
+    return {}
+
+
 def _manifest(folder: str) -> tuple[str, int]:
     try:
         with open(os.path.join(folder, "CURRENT"), encoding="ascii", errors="replace") as file:
@@ -386,7 +406,14 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = (),
     logs |= {os.path.relpath(folder, view.root) for folder in view.log_folders}
     for folder, name in _others(view.root, logs, _OWN.union(without)):
         if name is None:
-            if not copy_database(view.root, folder, copies):
+            if contents := {inner: data for inner, data in early.items()
+                            if os.path.dirname(inner) == folder}:
+                for inner, data in contents.items():
+                    copies.keep(inner, data)
+                for inner in _names(copies.path(folder)):
+                    if os.path.join(folder, inner) not in contents:
+                        copies.remove(os.path.join(folder, inner))
+            elif not copy_database(view.root, folder, copies):
                 notes.append(_UNSTEADY.format(folder))
             continue
         if (inner := os.path.join(folder, name)) in early:

@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 
 import numpy as np
 
+from rmqctl.backup.copying import database_files
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties
@@ -23,6 +24,7 @@ from rmqctl.repair.truncate.index import entries_before
 from rmqctl.scan.source import FileSource
 from rmqctl.store import live
 from rmqctl.store.index.files import IndexFile
+from rmqctl.store.layout import is_database
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.end import find_end, last_dispatched
 from rmqctl.store.store import Store
@@ -43,8 +45,12 @@ PROGRESS = tuple(name for file in ("consumerOffset.json", "lmqConsumerOffset.jso
 """Names of the files in ``config`` with the progress of consumers, of delayed and of timed
 messages.
 """
+_DATABASES = tuple(os.path.join("config", name) for name in ("consumerOffsets", "rdb"))
+"""Folders of RocksDB databases with this progress; ``rdb`` also contains topics and groups."""
 _LARGEST = 64 << 20
-"""Maximum size of such a file, which is kept in memory; a larger one is copied with the others."""
+"""Maximum size of such a file or database, which is kept in memory; a larger one is copied with
+the others.
+"""
 _TRIES, _MOMENT = 10, 0.005
 _COMMITTING = 0.3
 """Time (s) after which a broker with ``transientStorePoolEnable`` has written to the log what it
@@ -57,7 +63,7 @@ _PAGE = 1 << 16
 def is_progress(path: str) -> bool:
     """Return whether a path in a store is that of a file with the progress of consumers."""
     folder, name = os.path.split(path)
-    return folder == "config" and name in PROGRESS
+    return folder in _DATABASES or (folder == "config" and name in PROGRESS)
 
 
 def progress_files(store: Store) -> dict[str, bytes]:
@@ -81,6 +87,9 @@ def progress_files(store: Store) -> dict[str, bytes]:
                 if not os.path.exists(store.path("config", f"{name}.bak")):
                     break
                 time.sleep(_MOMENT)  # a broker is replacing it
+    for folder in _DATABASES:
+        if is_database(store.path(folder)):
+            files |= database_files(store.root, folder, _LARGEST)
     if store.lock.held:
         time.sleep(_COMMITTING)
     return files

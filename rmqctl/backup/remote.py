@@ -152,10 +152,10 @@ class _Uploads(Copies):
 
     def keep(self, relative: str, data: bytes) -> None:
         """Store a small file, unless the last point has the same bytes."""
-        piece = Piece(0, len(data), hashlib.sha256(data).hexdigest())
+        pieces = (Piece(0, len(data), hashlib.sha256(data).hexdigest()),) if data else ()
         have = self.last.others.get(relative)
-        if have is None or self.objects.pieces_of(have) != (piece,):
-            have = Held(len(data), 0, (self.objects.add(SMALL, relative, 0, data),))
+        if have is None or have.size != len(data) or self.objects.pieces_of(have) != pieces:
+            have = Held(len(data), 0, (self.objects.add(SMALL, relative, 0, data),) if data else ())
             self.written += len(data)
         self.others[relative] = have
         self._mark(relative)

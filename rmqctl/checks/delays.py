@@ -101,7 +101,7 @@ def ahead(store: Store) -> list[DelayAhead]:
         return []
     start = min(int(units["physical_offset"].min()) for _, units in late.values())
     waiting, delivered, newest = _delayed(store, start)
-    found = []
+    levels = []
     for queue_id, (offset, units) in sorted(late.items()):
         due = dict(zip(units["physical_offset"].tolist(), units["tags_code"].tolist(),
                        strict=True))
@@ -111,13 +111,13 @@ def ahead(store: Store) -> list[DelayAhead]:
         first = max((place + 1 for place, is_delivered in rows if is_delivered), default=0)
         places = [place for place, _ in rows if place >= first]
         if places:
-            found.append(DelayAhead(queue_id + 1, offset, min(places), len(places)))
-    return found
+            levels.append(DelayAhead(queue_id + 1, offset, min(places), len(places)))
+    return levels
 
 
 def _due_after(store: Store, queue_id: int, offset: int, when: int) -> Array | None:
     """Return the entries of a level's queue, from the last one before ``offset`` back to the first
-    one in a row that is due after the time ``when``; None if there is no such queue.
+    one in a row that is due after the time ``when``; None if the queue does not exist.
     """
     queue = store.queue(SCHEDULE_TOPIC, queue_id)
     if queue is None:

@@ -17,12 +17,15 @@ import pytest
 from rmqctl.backup import backup as in_folder
 from rmqctl.backup import moment, remote, remote_restore
 from rmqctl.backup.backup import BackupSource
+from rmqctl.backup.copying import database_files
 from rmqctl.backup.finishing import lowered_files
 from rmqctl.backup.restore import restore
 from rmqctl.checks.delays import ahead, delays, timer_ahead
 from rmqctl.store.store import Store
 from tests.backup.test_backup import growing, messages
 from tests.conftest import GoldenFolder, Runner
+from tests.support.layouts import layout_set
+from tests.support.snapshot import copy_tree
 
 _NOW = 1_750_000_000_000
 Growing = Callable[[int, int], Path]
@@ -83,6 +86,51 @@ def test_progress_is_not_later_than_the_log(growing: Growing, backup: str, tmp_p
         assert "New" in (target / "config/topics.json").read_text()  # what exists, as of later
 
 
+@pytest.mark.parametrize(("layout", "folder"), [
+    ("5.3.3/rocksdb-config-v1", "consumerOffsets"), ("5.3.3/rocksdb-config-v2", "rdb")])
+def test_progress_in_rocksdb_is_not_later_than_the_log(
+        layout: str, folder: str, backup: str, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    root = copy_tree(layout_set(layout) / "store", tmp_path / "store")
+    database = root / "config" / folder
+    before = {path.name: path.read_bytes() for path in database.iterdir() if path.name != "LOCK"}
+    fix = moment.fix
+
+    def later(store: Store, least: int = 0) -> tuple[Store, int]:
+        result = fix(store, least)
+        (database / "000099.sst").write_bytes(b"later")  # the broker goes on
+        for path in database.glob("MANIFEST*"):
+            path.write_bytes(path.read_bytes() + b"later")
+        return result
+
+    monkeypatch.setattr(moment, "fix", later)
+    run(root, backup)
+    target = tmp_path / "new"
+    restored(backup, target)
+    assert {path.name: path.read_bytes() for path in (target / "config" / folder).iterdir()
+            if path.name != "LOCK"} == before
+
+
+def test_a_database_too_large_for_the_memory_is_copied_with_the_other_files(
+        tmp_path: Path) -> None:
+    root = layout_set("5.3.3/rocksdb-config-v1") / "store"
+    inner = "config/consumerOffsets"
+    assert database_files(str(root), inner, 1 << 20).keys() >= {f"{inner}/CURRENT"}
+    assert database_files(str(root), inner, 100) == {}
+    assert database_files(str(tmp_path), inner, 100) == {}
+
+
+def test_an_empty_file_of_progress_is_restored_empty(growing: Growing, backup: str,
+                                                     tmp_path: Path) -> None:
+    root = growing(0, 5)
+    for number, content in enumerate((b"", b"{}", b"")):
+        (root / "config/consumerOffset.json").write_bytes(content)
+        run(root, backup, number)
+        target = tmp_path / f"new {number}"
+        restored(backup, target)
+        assert (target / "config/consumerOffset.json").read_bytes() == content
+
+
 def test_a_file_that_is_being_replaced_is_waited_for(growing: Growing, tmp_path: Path,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     root = growing(0, 5)
@@ -131,22 +179,22 @@ def test_delayed_messages_continue_after_the_last_delivered_one(
     root = golden_copy("4.9.3/delay-delivered/store")
     path = root / "config/delayOffset.json"
     with Store.open(str(root)) as store:
-        found = delays(store)
+        levels = delays(store)
         places = [int(place) for batch in store.log.walk() for place in batch.offset]
     for name in (path, path.with_suffix(".json.bak")):
         name.write_text(json.dumps({"offsetTable": {
-            **{level: one.messages for level, one in found.items()}, 14: 3}}))
+            **{level: delay.messages for level, delay in levels.items()}, 14: 3}}))
     run(root, backup)
     for number in (5, 50, 80, 81, 100, 136):
         target = tmp_path / str(number)
         done = restored(backup, target, offset=places[number])
         with Store.open(str(target)) as store:
-            wanted = {level: one.delivered_end for level, one in delays(store).items()}
+            wanted = {level: delay.delivered_end for level, delay in delays(store).items()}
             assert ahead(store) == []
         for name in ("delayOffset.json", "delayOffset.json.bak"):
             table = json.loads(re.sub(r"(\d+):", r'"\1":', (target / "config" / name).read_text()))
             assert table["offsetTable"] == {
-                str(level): wanted.get(level, 0) for level in (*found, 14)}
+                str(level): wanted.get(level, 0) for level in (*levels, 14)}
         assert any("will deliver them" in note for note in done.notes)
         rmqctl("preflight", target).expect(0)
 

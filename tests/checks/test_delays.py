@@ -51,7 +51,7 @@ def delivered(golden_copy: GoldenFolder) -> Callable[[], Path]:
         root = golden_copy(_SET)
         with Store.open(str(root)) as store:
             (root / "config/delayOffset.json").write_text(json.dumps({"offsetTable": {
-                level: found.messages for level, found in delays(store).items()}}))
+                level: delayed.messages for level, delayed in delays(store).items()}}))
         return root
 
     return make
@@ -62,8 +62,8 @@ def test_a_whole_log_has_every_delivered_copy(delivered: Delivered) -> None:
     with Store.open(str(root)) as store:
         assert ahead(store) == []
         levels = delays(store)
-        assert {level: found.delivered_end for level, found in levels.items()} == offsets(root)
-        assert all(found.first == found.before == found.messages for found in levels.values())
+        assert {level: delayed.delivered_end for level, delayed in levels.items()} == offsets(root)
+        assert all(level.first == level.before == level.messages for level in levels.values())
 
 
 def test_a_log_without_its_end_leaves_the_offsets_too_late(
@@ -82,18 +82,18 @@ def test_a_log_without_its_end_leaves_the_offsets_too_late(
     cut(root, rmqctl, places[first_copy][0])
     before = offsets(root)
     with Store.open(str(root)) as store:
-        found = ahead(store)
-        assert found
-        assert 0 in {level.first for level in found}
-        assert {level.level for level in found} <= before.keys()
-        [defect] = [one for one in judge(store).defects if one.category == "config-delays"]
-        assert defect.loss.count == sum(level.messages for level in found)
+        levels = ahead(store)
+        assert levels
+        assert 0 in {level.first for level in levels}
+        assert {level.level for level in levels} <= before.keys()
+        [defect] = [defect for defect in judge(store).defects if defect.category == "config-delays"]
+        assert defect.loss.count == sum(level.messages for level in levels)
     result = rmqctl("preflight", root, "-o", "json").expect(1).json()
     assert {"what": "delayed", "count": defect.loss.count} in [
         {"what": loss["what"], "count": loss["count"]} for loss in result["losses"]]
     rmqctl("verify", root).expect(1)
     rmqctl("recover", root, "--apply").expect(0)
-    assert offsets(root) == before | {level.level: level.first for level in found}
+    assert offsets(root) == before | {level.level: level.first for level in levels}
     rmqctl("verify", root).expect(0)
     rmqctl("recover", root).expect(0)
     with Store.open(str(root)) as store:
@@ -165,14 +165,14 @@ def test_timers_read_later_than_the_log(golden_copy: GoldenFolder, rmqctl: Runne
         assert timer_ahead(store, store.log.end).messages == 0
     read_until(root, _HOUR // 2)
     with Store.open(str(root)) as store:
-        found = timer_ahead(store, store.log.end)
-    assert found.messages
+        timers = timer_ahead(store, store.log.end)
+    assert timers.messages
     result = rmqctl("preflight", root, "-o", "json").expect(1).json()
-    assert (found.messages, "config/timercheck") in [
+    assert (timers.messages, "config/timercheck") in [
         (loss["count"], loss["file"]) for loss in result["losses"]]
     assert "last_read_time_ms is later than the log" in rmqctl("verify", root).expect(1).out
     rmqctl("recover", root, "--apply").expect(0)
-    assert read_until(root, 0) == found.first
+    assert read_until(root, 0) == timers.first
     with Store.open(str(root)) as store:
         assert timer_ahead(store, store.log.end).messages == 0
     assert "config/timercheck" not in {

@@ -482,12 +482,12 @@ class _MetadataJudge:
         not in the log.
         """
         try:
-            found = ahead(self.store)
+            levels = ahead(self.store)
         except StoreIOError:
             return
-        if found:
-            count = sum(level.messages for level in found)
-            self.metadata.restored[DELAYS] = {str(level.level): level.first for level in found}
+        if levels:
+            count = sum(level.messages for level in levels)
+            self.metadata.restored[DELAYS] = {str(level.level): level.first for level in levels}
             cause = Phrase(
                 "{file} is later than the log: {count:,} message counts as delivered, but the log "
                 "has no delivered copy",

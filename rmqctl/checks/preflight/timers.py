@@ -119,11 +119,11 @@ def _ahead(files: TimerFiles, store: Store, log_end: int) -> list[Loss]:
     """
     if log_end == _ANYWHERE:
         return []
-    found = timer_ahead(store, log_end)
-    return [Loss(TIMERS, found.messages, Phrase(
+    ahead = timer_ahead(store, log_end)
+    return [Loss(TIMERS, ahead.messages, Phrase(
         "the timer was read up to {time}, later than the last message of the log: these messages "
         "count as delivered", time=time_text(files.checked.last_read_time_ms)),
-                 "config/timercheck")] if found.messages else []
+                 "config/timercheck")] if ahead.messages else []
 
 
 def _gone(start: TimerStart) -> Loss:

@@ -428,10 +428,10 @@ class _Mender:
             self.mended.notes.append(
                 f"{path}: each delay level continues at the first message without a delivered "
                 "copy in the log; messages after it that were delivered are delivered again")
-        return ({level: found.first for level, found in levels.items()},
-                {"levels": {str(level): {"first_not_delivered": found.first,
-                                         "delivered": found.before, "messages": found.messages}
-                            for level, found in levels.items()}})
+        return ({level: delayed.first for level, delayed in levels.items()},
+                {"levels": {str(level): {"first_not_delivered": delayed.first,
+                                         "delivered": delayed.before, "messages": delayed.messages}
+                            for level, delayed in levels.items()}})
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:

@@ -171,14 +171,14 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
 
 def _delivered(store: Store, log_end: int) -> Iterator[Finding]:
     """Compare the time up to which messages count as delivered with the log."""
-    found = timer_ahead(store, log_end)
-    if found.messages:
+    ahead = timer_ahead(store, log_end)
+    if ahead.messages:
         place = TIMER_CHECK.field("last_read_time_ms")
         yield Finding("timer-check", "timer", "last_read_time_ms is later than the log: "
-                      f"{plural(found.messages, 'message')} due since then were not delivered",
+                      f"{plural(ahead.messages, 'message')} due since then were not delivered",
                       file=store.path("config", "timercheck"), offset=place.offset,
                       length=place.size, next="rmqctl recover STORE",
-                      cause=LATER_THAN_LOG, count=found.messages)
+                      cause=LATER_THAN_LOG, count=ahead.messages)
 
 
 # -- units -----------------------------------------------------------------------------------
