@@ -20,7 +20,7 @@ import numpy as np
 
 from rmqctl.broker.timer import TimerFiles
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.properties import SCHEDULE_TOPIC
+from rmqctl.formats.local.properties import HALF_TOPIC, REAL_TOPIC, SCHEDULE_TOPIC
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.config.config import load_one
 from rmqctl.store.log.end import find_end
@@ -29,6 +29,8 @@ from rmqctl.store.store import Store
 
 FILE = "delayOffset.json"
 _SLAVE = "SLAVE"
+_YEAR_3000 = 32_503_680_000_000
+"""Times (ms) from then on are damage, which `verify` reports."""
 _PAGE = 1000
 """Number of entries that are read at once, from the end of a queue to its start."""
 
@@ -68,8 +70,9 @@ def delays(store: Store, progress: Callable[[int], None] = lambda _bytes: None,
            start: int = 0) -> dict[int, DelayLevel]:
     """Return the delayed messages by delay level.
 
-    A message and its delivered copy have the same ``UNIQ_KEY``, ``DELAY``, body, born time and
-    number of retries. A damaged copy does not count: a message is better delivered twice than lost.
+    A message and its delivered copy both have a ``REAL_TOPIC``, and have the same ``UNIQ_KEY``,
+    body, born time and number of retries. A damaged copy does not count: a message is better
+    delivered twice than lost.
 
     ``start``: a physical offset; messages before it are ignored.
     ``progress``: receives the number of bytes read since the last call.
@@ -176,28 +179,28 @@ def _levels(waiting: dict[int, _Waiting], delivered: set[int]) -> dict[int, Dela
 def _take(batch: Batch, waiting: dict[int, _Waiting], delivered: set[int]) -> None:
     from rmqctl.scan import text
 
-    good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
     properties = text.PropertySegments(batch)
-    rows, levels = properties.find(props.DELAY)
-    level = dict(zip(rows.tolist(), levels.tolist(), strict=True))
-    if not level:
+    waits = properties.find(REAL_TOPIC)[0].tolist()
+    if not waits:
         return
     rows, keys = properties.find(props.UNIQUE_KEY)
     key = dict(zip(rows.tolist(), keys.tolist(), strict=True))
+    good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
     topics = text.topics(batch).tolist()
     born, crc = batch.column("born_timestamp"), batch.column("body_crc")
     times = batch.column("reconsume_times")
-    for row, delay in level.items():
+    for row in waits:
         if not good[row]:
             continue
-        name = hash((key.get(row), delay, int(times[row]), int(born[row]), int(crc[row])))
-        if os.fsdecode(topics[row]) == SCHEDULE_TOPIC:
+        name = hash((key.get(row), int(times[row]), int(born[row]), int(crc[row])))
+        topic = os.fsdecode(topics[row])
+        if topic == SCHEDULE_TOPIC:
             offsets, names, places = waiting.setdefault(
                 int(batch.column("queue_id")[row]), _none())
             offsets.append(int(batch.column("queue_offset")[row]))
             names.append(name)
             places.append(int(batch.offset[row]))
-        else:
+        elif topic != HALF_TOPIC:  # a half message may be delayed once it is committed
             delivered.add(name)
 
 
@@ -223,7 +226,8 @@ def timer_ahead(store: Store, log_end: int) -> TimerAhead:
     before they were due do not count.
     """
     files = TimerFiles.of(store)
-    last = find_end(store).last if files.in_use and not is_slave(store) else None
+    counts_any = files.in_use and files.checked.last_read_time_ms < _YEAR_3000
+    last = find_end(store).last if counts_any and not is_slave(store) else None
     if last is None:
         return TimerAhead(0, 0)
     precision = files.precision

@@ -26,7 +26,12 @@ Delivered = Callable[[], Path]
 
 
 def cut(root: Path, run: Runner, end: int) -> None:
+    """Cut the log and all that is derived from it, but keep the progress."""
+    kept = {name: (root / name).read_bytes() for name in ("config/delayOffset.json", CHECK)
+            if (root / name).exists()}
     run("truncate", root, "--to-phy", str(end), "--apply").expect(0)
+    for name, data in kept.items():
+        (root / name).write_bytes(data)
 
 
 def offsets(root: Path) -> dict[int, int]:
@@ -98,6 +103,17 @@ def test_a_log_without_its_end_leaves_the_offsets_too_late(
     rmqctl("recover", root).expect(0)
     with Store.open(str(root)) as store:
         assert ahead(store) == []
+
+
+def test_truncate_sets_the_offsets_back(delivered: Delivered, rmqctl: Runner) -> None:
+    root = delivered()
+    places = records(root)
+    rmqctl("truncate", root, "--to-phy", str(places[80][0]), "--apply").expect(0)
+    with Store.open(str(root)) as store:
+        assert ahead(store) == []
+    rmqctl("verify", root).expect(0)
+    rmqctl("undo", root).expect(0)
+    assert offsets(root) == offsets(delivered())
 
 
 @pytest.mark.parametrize("part", range(8))

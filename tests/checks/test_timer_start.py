@@ -166,7 +166,8 @@ def test_messages_that_the_log_lacks_are_lost(golden_copy: GoldenFolder, rmqctl:
         if start < 32768:
             damage.zero(root, file, start, 32768 - start)
     prediction = ask(root)
-    assert [(loss.count, loss.already) for loss in prediction.other_losses] == [(gone, True)]
+    assert [(loss.count, loss.already) for loss in prediction.other_losses
+            if loss.file == "timerlog"] == [(gone, True)]
     assert not prediction.harmless
     rmqctl("truncate", root, "--to-phy", str(end), "--apply", "--yes").expect(0)
     assert lost(ask(root)) == []
@@ -181,7 +182,7 @@ def test_units_beyond_the_end_of_the_log_go(golden_copy: GoldenFolder, rmqctl: R
     cut = {name: (root / name).read_bytes() for name in [*LOGS, WHEEL] if (root / name).exists()}
     for name, data in kept.items():
         (root / name).write_bytes(data)
-    assert lost(ask(root)) == [4]
+    assert lost(ask(root)) == [4, 8]  # 8 were delivered after the end of the log
     rmqctl("recover", root, "--apply", "--yes").expect(0)
     assert {name: (root / name).read_bytes() for name in cut} == cut
     assert lost(ask(root)) == []

@@ -287,7 +287,7 @@ def test_a_delayed_message_for_a_long_topic_stops_no_others(tmp_path: Path, deli
     parts = dict(part.split(b"\1") for part in record.properties.split(b"\2") if part)
     assert (record.queue_offset, parts[b"RMQCTL"], parts[b"REAL_QID"]) == (1, b"left-out", b"0")
     assert parts[b"REAL_TOPIC"] == b"RMQ_SYS_TRANS_HALF_TOPIC"  # a broker discards it
-    assert start(root)["losses"] == []
+    assert [loss for loss in start(root)["losses"] if loss["what"] != "delayed"] == []
 
 
 def test_more_than_a_plan_holds_is_refused(tmp_path: Path,

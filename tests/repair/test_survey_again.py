@@ -31,8 +31,8 @@ SHARE = 5
 
 
 def comparable(survey: Survey) -> dict[str, Any]:
-    """All that a survey says, comparable."""
-    slots_by_name = {name: getattr(survey, name) for name in Survey.__slots__}
+    """All that a survey says, comparable. ``borders`` also depend on how the log was read."""
+    slots_by_name = {name: getattr(survey, name) for name in Survey.__slots__ if name != "borders"}
     runs, headers = slots_by_name.pop("runs"), slots_by_name.pop("headers")
     return {**slots_by_name, "runs": {key: runs.of(key) for key in sorted(runs.keys)},
             "headers": (headers.faults, headers.unlisted, headers.early, headers.first_early)}

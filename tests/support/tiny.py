@@ -65,6 +65,8 @@ class Spec:
     lmq: tuple[str, ...] = ()
     prepared_at: int = 0
     reconsume_times: int = 0
+    born_at: int = 0
+    """Epoch ms; 0: 5 ms before it is stored."""
 
 
 def _named(number: int, **more: str) -> dict[str, str]:
@@ -279,7 +281,8 @@ def _record(spec: Spec, number: int, at: int, counters: Mapping[tuple[str, int],
         magic=magic, body_crc=zlib.crc32(spec.body) & message.CRC_MASK if spec.body else 0,
         queue_id=spec.queue_id, flag=spec.flag,
         queue_offset=counters.get((spec.topic, spec.queue_id), 0) if has_row else 0,
-        physical_offset=at, sys_flag=sys_flag, born_timestamp=timestamp - 5, born_host=born,
+        physical_offset=at, sys_flag=sys_flag,
+        born_timestamp=spec.born_at or timestamp - 5, born_host=born,
         store_timestamp=timestamp, store_host=store, reconsume_times=spec.reconsume_times,
         prepared_transaction_offset=spec.prepared_at, body=spec.body, topic=topic,
         properties=stored)
@@ -441,11 +444,12 @@ def config_files(tiny: Tiny) -> dict[str, str]:
         f'"SINGLE_TAG","topicName":"{name}","topicSysFlag":0,"writeQueueNums":2}}'
         for name in topics)
     version = f'"dataVersion":{{"counter":2,"timestamp":{EPOCH}}}'
+    delayed = int("SCHEDULE_TOPIC_XXXX" not in topics)  # none is delivered; or beyond the end
     return {
         "topics.json": f'{{\n\t{version},\n\t"topicConfigTable":{{{table}\n\t}}\n}}',
         "consumerOffset.json": '{\n\t"offsetTable":{\n\t\t"orders@billing":'
         f"{{0:{_offset(tiny, 0, 2)},1:{_offset(tiny, 1, 1)}}}\n\t}}\n}}",
-        "delayOffset.json": '{\n\t"offsetTable":{1:0,3:1\n\t}\n}',
+        "delayOffset.json": f'{{\n\t"offsetTable":{{1:0,3:{delayed}\n\t}}\n}}',
     }
 
 

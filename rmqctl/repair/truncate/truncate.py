@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from rmqctl.checks.delays import ahead, timer_ahead
 from rmqctl.checks.impact import Impact, span
 from rmqctl.checks.preflight.missing import Beyond, known_beyond
 from rmqctl.checks.verify.common import plural
@@ -38,6 +39,7 @@ from rmqctl.repair.plan import (
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.compaction import cut_compaction
+from rmqctl.repair.truncate.delays import cut_delays
 from rmqctl.repair.truncate.epochs import cut_epochs
 from rmqctl.repair.truncate.index import cut_index
 from rmqctl.repair.truncate.queues import cut_queues
@@ -114,15 +116,19 @@ def truncate(store: Store, to: int, generation: int,
     # Log and everything derived from it, each for itself.
     log_steps, log_actions = cut_log(store, to)
     queues = cut_queues(store, to, scratch)
-    timer = cut_timer(store, to, queues.next_offsets.get((TIMER_TOPIC, 0)))
+    with store.up_to(to) as before:
+        delays = cut_delays(store, ahead(before) if store.layout.reads("config") else [])
+        read = timer_ahead(before, to)
+    timer = cut_timer(store, to, queues.next_offsets.get((TIMER_TOPIC, 0)),
+                      read.first if read.messages else None)
     index = cut_index(store, to, generation)
     epochs = cut_epochs(store, to)
     compacted = cut_compaction(store, {key: end for key, end in queues.next_offsets.items()
                                        if key not in queues.restarted})
     steps = [*log_steps, *queues.steps, *timer.steps, *index.steps, *epochs.steps,
-             *compacted.steps]
+             *compacted.steps, *delays.steps]
     actions = [*log_actions, *queues.actions, *timer.actions, *index.actions, *epochs.actions,
-               *compacted.actions]
+               *compacted.actions, *delays.actions]
     _set_back_checkpoint(store, cut_at, index.full_until, steps, actions)
     # The losses.
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
@@ -437,7 +443,7 @@ def warnings(cut: RemovedMessages, progress: ConsumerProgress, next_offsets: dic
                      f"removed, of which {cut.pending_delay} will never be delivered")
     if cut.delivered_delay:
         notes.append(f"{plural(cut.delivered_delay, 'message')} removed that the delay service had "
-                     "delivered; originals before the cut are not delivered again")
+                     "delivered; originals that were due before the cut are not delivered again")
     half, op = topics[props.HALF_TOPIC], topics[props.OP_HALF_TOPIC]
     if half:
         notes.append(f"{props.HALF_TOPIC}: {plural(half, 'half message')} removed, whose "
