@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from types import MappingProxyType
 
 from rmqctl.backup.growing import BLOCK, Copies
@@ -20,9 +21,11 @@ from rmqctl.files.sparse import copy_sparse
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local.index_file import HEADER
 from rmqctl.phrases import counted
-from rmqctl.scan.frames import DAMAGED, ZERO
+from rmqctl.scan.frames import DAMAGED, ZERO, Batch
 from rmqctl.scan.holes import used_end
 from rmqctl.scan.source import FileSource
+from rmqctl.scan.tolerant import TolerantWalk, UnreadRange
+from rmqctl.scan.walk import start_of
 from rmqctl.store.files import StoreFile
 from rmqctl.store.layout import is_database
 from rmqctl.store.store import Store
@@ -89,7 +92,8 @@ class Reached:
 def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) -> tuple[
         list[DamagedRange], int, int]:
     """Check the log in ``[start, end)``. Return (damaged byte ranges, number of intact messages,
-    newest store time). With ``copied``, wait until each batch of records has been copied.
+    newest store time). With ``copied``, wait until each batch of records has been copied. Next to
+    unreadable bytes, some more count as damaged.
     """
     holes: list[DamagedRange] = []
     count = newest = 0
@@ -99,7 +103,10 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
         if file is not None:
             holes.append(DamagedRange(relative(view, file), physical - file.base, length))
 
-    for batch in view.log.walk(start, end) if start < end else ():
+    for batch in _batches(view, start, end):
+        if isinstance(batch, DamagedRange):
+            holes.append(batch)
+            continue
         if copied is not None and len(batch):
             copied.wait(int(batch.offset[-1]))
         sound = batch.crc_ok()
@@ -113,6 +120,20 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
                     span.kind == ZERO and span.offset + span.length < end):
                 note(span.offset, span.length)
     return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
+
+
+def _batches(view: Store, start: int, end: int) -> Iterator[Batch | DamagedRange]:
+    """Yield the records that start in ``[start, end)`` and the ranges that cannot be read."""
+    for number, file in enumerate(view.log.files):
+        if file.end <= start or file.base >= end:
+            continue
+        first = start_of(view.log.source(number), max(start - file.base, 0))
+        for item in TolerantWalk(partial(view.log.source, number), first,
+                                 min(end - file.base - file.head, file.size)):
+            if isinstance(item, UnreadRange):
+                yield DamagedRange(relative(view, file), item.start, item.end - item.start)
+            else:
+                yield item
 
 
 def mend_log(view: Store, copies: Copies, copied_end: int,

@@ -34,6 +34,7 @@ from tests.support.deaths import MODES, Trap, in_child
 from tests.support.holder import held
 from tests.support.layouts import layout_set
 from tests.support.share import RUN, every, sample
+from tests.support.worn import worn
 
 _NOW = 1_750_000_000_000
 FIELDS = ["physical_offset", "topic", "queue_id", "queue_offset", "body", "store_timestamp"]
@@ -395,18 +396,9 @@ def test_keep_takes_away_what_only_old_points_need(growing: Callable[[int, int],
 
 def test_unreadable_bytes_are_told(growing: Callable[[int, int], Path], tmp_path: Path,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmqctl.errors import StoreIOError
-    from rmqctl.scan.source import FileSource
-
-    root, backup, real = growing(0, 120), tmp_path / "backup", FileSource.read
+    root, backup = growing(0, 120), tmp_path / "backup"
     bad = str(sorted((root / "commitlog").iterdir())[1])
-
-    def read(self: FileSource, position: int, length: int) -> bytes:
-        if self.name == bad and position < 8192 + 100 and position + length > 8192:
-            raise StoreIOError(f"{bad}: input/output error")
-        return real(self, position, length)
-
-    monkeypatch.setattr(FileSource, "read", read)
+    worn(monkeypatch, Path(bad), 8192, 8192 + 100)
     monkeypatch.setattr(FileSource, "copy_to", lambda *_: 0)
     point = run(root, backup)
     unread = [(hole.offset, hole.length) for hole in point.damaged if hole.unread]
@@ -416,6 +408,9 @@ def test_unreadable_bytes_are_told(growing: Callable[[int, int], Path], tmp_path
     assert data[8192:12288] == bytes(4096)
     assert data[:8192] == Path(bad).read_bytes()[:8192]
     assert data[12288:] == Path(bad).read_bytes()[12288:]
+    assert point.messages < 120
+    assert any(hole.offset <= 8192 < hole.offset + hole.length and not hole.unread
+               for hole in point.damaged)
 
 
 def test_queue_files_are_copied_oldest_first(growing: Callable[[int, int], Path], tmp_path: Path,

@@ -21,11 +21,13 @@ from rmqctl.backup.copying import database_files
 from rmqctl.backup.finishing import lowered_files
 from rmqctl.backup.restore import restore
 from rmqctl.checks.delays import ahead, delays, timer_ahead
+from rmqctl.scan.source import FileSource
 from rmqctl.store.store import Store
 from tests.backup.test_backup import growing, messages
 from tests.conftest import GoldenFolder, Runner
 from tests.support.layouts import layout_set
 from tests.support.snapshot import copy_tree
+from tests.support.worn import worn
 
 _NOW = 1_750_000_000_000
 Growing = Callable[[int, int], Path]
@@ -274,3 +276,22 @@ def test_a_restore_names_damage_of_the_log(growing: Growing, backup: str, tmp_pa
     assert any("damaged in 1 place" in note for note in notes)
     notes = restored(backup, tmp_path / "old", offset=messages(root)[5]["physical_offset"]).notes
     assert not any("damaged in" in note for note in notes)
+
+
+def test_unreadable_bytes_do_not_end_a_run(growing: Growing, backup: str, tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are copied and checked, and the point names the place."""
+    root = growing(0, 120)
+    log = sorted((root / "commitlog").iterdir())[1]
+    content = log.read_bytes()
+    with monkeypatch.context() as patched:
+        worn(patched, log, 8192, 8292)
+        patched.setattr(FileSource, "copy_to", lambda *_: 0)
+        point = run(root, backup)
+    name = f"commitlog/{log.name}"
+    assert [(hole.file, hole.offset, hole.length) for hole in point.damaged if hole.unread] == [
+        (name, 8192, 4096)]
+    assert 60 < point.messages < 120
+    restored(backup, tmp_path / "new")
+    copy = (tmp_path / "new" / name).read_bytes()
+    assert copy == content[:8192] + bytes(4096) + content[12288:]
