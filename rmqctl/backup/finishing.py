@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 
 from rmqctl.backup.points import Point
-from rmqctl.broker.timer import TimerFiles
 from rmqctl.broker.view import view_of
-from rmqctl.checks.delays import FILE as DELAYS
-from rmqctl.checks.delays import delays
 from rmqctl.checks.verify.context import deleted
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.files.durable import remove_folder, replace_file
 from rmqctl.formats.config import config_json, fastjson
-from rmqctl.formats.local.properties import LMQ_PREFIX, SCHEDULE_TOPIC
-from rmqctl.formats.timer import timer_check
+from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Phrase, counted, some_of
 from rmqctl.repair.checkpoint import checkpoint_steps, facts_of
@@ -31,7 +27,7 @@ from rmqctl.repair.offsets.table import (
 from rmqctl.repair.plan import Create, Plan, Replace
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.source import FileSource
-from rmqctl.store.config.config import KINDS, NOT_LOADED, TIMERCHECK, load_one
+from rmqctl.store.config.config import KINDS, NOT_LOADED, load_one
 from rmqctl.store.config.rows import Row, rows_of
 from rmqctl.store.store import Store
 
@@ -48,16 +44,9 @@ def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
 
     Return the number of lowered offsets. Raises: StoreIOError.
     """
-    lowered = 0
     with Store.open(root) as opened, opened.up_to(end) as store:
-        files: dict[str, bytes] = {}
-        for name in OFFSETS if store.layout.reads("config") else ():
-            with suppress(StoreIOError), FileSource(os.path.join(root, name)) as source:
-                files[name] = source.read(0, source.size)
-        changed = lowered_files(store, files)
-        for name, (content, count) in changed.items():
-            replace_file(os.path.join(root, name), content)
-            lowered += 0 if name.endswith(".bak") else count
+        files = offset_files(root) if store.layout.reads("config") else {}
+        lowered = replaced_offsets(root, lowered_files(store, files))
         steps = checkpoint_steps(root, facts_of(store), generation)[0] if is_plain else []
     for step in steps:
         if isinstance(step, Create | Replace) and isinstance(step.content, bytes):
@@ -65,81 +54,53 @@ def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
     return lowered
 
 
+def offset_files(root: str) -> dict[str, bytes]:
+    """Return the content of the files in `OFFSETS` that can be read."""
+    files: dict[str, bytes] = {}
+    for name in OFFSETS:
+        with suppress(StoreIOError), FileSource(os.path.join(root, name)) as source:
+            files[name] = source.read(0, source.size)
+    return files
+
+
+def replaced_offsets(root: str, changed: Mapping[str, tuple[bytes, int]]) -> int:
+    """Write files of `with_moved`; return the number of changed offsets, not counting ``.bak``."""
+    for name, (content, _) in changed.items():
+        replace_file(os.path.join(root, name), content)
+    return sum(count for name, (_, count) in changed.items() if not name.endswith(".bak"))
+
+
 def lowered_files(store: Store, files: Mapping[str, bytes]) -> dict[str, tuple[bytes, int]]:
     """Return those of ``files`` in `OFFSETS` that have an offset beyond the end of its queue, with
     these offsets lowered to this end, and how many they are. Damaged files are left as they are.
     """
-    changed: dict[str, tuple[bytes, int]] = {}
     with ExitStack() as stack:
-        ends = _Ends(store, stack)
-        for path in OFFSETS:
-            data = files.get(path, b"")
-            try:
-                parsed = config_json.parse(data)
-            except FormatError:
-                continue
-            value = parsed.value
-            if not isinstance(value, dict) or any(
-                    oddity.kind in NOT_LOADED for oddity in parsed.oddities):
-                continue
-            name = os.path.basename(path).removesuffix(".bak")
-            ahead = ends.ahead(rows_of(KINDS[name], value, []))
-            if ahead:
-                changed[path] = fastjson.build(with_offsets(
-                    name, value, ahead, now_ms, quoted=has_quoted_ids(data))), len(ahead)
+        return with_moved(files, _Ends(store, stack).ahead)
+
+
+def with_moved(files: Mapping[str, bytes],
+               moves: Callable[[Iterable[Row]], list[MovedOffset]]) -> dict[
+                   str, tuple[bytes, int]]:
+    """Return those of ``files`` in `OFFSETS` with an offset that ``moves`` changes, with the new
+    offsets, and how many they are. Damaged files are left as they are.
+    """
+    changed: dict[str, tuple[bytes, int]] = {}
+    for path in OFFSETS:
+        data = files.get(path, b"")
+        try:
+            parsed = config_json.parse(data)
+        except FormatError:
+            continue
+        value = parsed.value
+        if not isinstance(value, dict) or any(
+                oddity.kind in NOT_LOADED for oddity in parsed.oddities):
+            continue
+        name = os.path.basename(path).removesuffix(".bak")
+        moved = moves(rows_of(KINDS[name], value, []))
+        if moved:
+            changed[path] = fastjson.build(with_offsets(
+                name, value, moved, now_ms, quoted=has_quoted_ids(data))), len(moved)
     return changed
-
-
-def with_delays_of_log(root: str) -> int:
-    """Lower the offset of each delay level to the end of the messages that the log shows as
-    delivered; return the number of messages that a broker then delivers.
-
-    A broker delivers the messages of a level in order: those after the last message with a
-    delivered copy in the log were delivered later, or not at all. Raises: StoreIOError.
-    """
-    lowered = 0
-    with Store.open(root) as store:
-        file = load_one(store, DELAYS)
-        copies = [copy for copy in (file.main, file.backup)
-                  if copy.usable and not copy.damaged and not copy.database
-                  and isinstance(copy.value, dict)]
-        levels = delays(store) if copies else {}
-        for copy in copies:
-            table = {row["level"]: row["offset"] for row in rows_of(file.kind, copy.value, [])}
-            ends = {level: levels[level].delivered_end if level in levels
-                    else _end_of_level(store, level) for level in table}
-            late = {level: ends[level] for level, offset in table.items() if offset > ends[level]}
-            lowered = max(lowered, sum(min(table[level], _end_of_level(store, level)) - end
-                                       for level, end in late.items()))
-            if late:
-                replace_file(store.path(copy.path), fastjson.build(
-                    {**copy.value, "offsetTable": {**table, **late}}))
-    return lowered
-
-
-def _end_of_level(store: Store, level: int) -> int:
-    queue = store.known_queue(SCHEDULE_TOPIC, level - 1)
-    return 0 if queue is None else queue.disk_end
-
-
-def with_timers_of_log(root: str) -> int:
-    """Lower the time up to which timed messages count as delivered to the last delivered one in the
-    log; return the number of messages that a broker then delivers. Raises: StoreIOError.
-    """
-    from rmqctl.broker.timer_messages import progress_of_log
-
-    with Store.open(root) as store:
-        files, path = TimerFiles.of(store), store.path("config", TIMERCHECK)
-        before = files.checked.last_read_time_ms
-        read = min(before, progress_of_log(files, store.log.end)) if files.in_use else before
-        if read == before:
-            return 0
-        with FileSource(path) as source:
-            data = source.read(0, source.size)
-        changed = timer_check.build(files.checked._replace(last_read_time_ms=read))[:len(data)]
-        replace_file(path, changed + data[len(changed):])
-        units = files.units(read // files.precision)
-        return max(0, int(units.step[units.slot < before // files.precision].sum()))
 
 
 class _Ends:

@@ -23,6 +23,7 @@ from rmqctl.backup.restore import (
     refuse_other_log,
     refuse_taken,
     removed_unless_done,
+    retries_since,
     without_messages,
 )
 from rmqctl.backup.restore import SMALL as OF_A_POINT
@@ -104,6 +105,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         if is_cut:
             _require_cuttable(store, objects.where(""))
         files = [file for file in store.log.files if file.base < end]
+        retries = retries_since(whole, end, progress)
         _cut(copies, store, end)
         is_plain, generation = not any(file.head for file in store.log.files), store.generation
     if last.queues == "rocksdb":  # this file marks the folder as a RocksDB database
@@ -116,7 +118,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
                        is_cut=is_cut, bare=bare,
                        has_entries=laid and _only_entries_tell(point_notes),
-                       is_later=progress.log_end > end)
+                       retries=retries)
     return Restored(chosen, end, len(files), lowered, tuple(notes))
 
 

@@ -22,8 +22,6 @@ from rmqctl.backup.copying import (
 from rmqctl.backup.finishing import (
     finish,
     lowered_offsets,
-    with_delays_of_log,
-    with_timers_of_log,
     without_deleted,
 )
 from rmqctl.backup.growing import Copies, Pace
@@ -51,6 +49,7 @@ from rmqctl.store.queue.compaction import served_queues
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
+    from rmqctl.backup.later_progress import SentBack
     from rmqctl.repair.scratch import Scratch
 
 _PART = ".restoring"
@@ -174,6 +173,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         _small_of(backup, chosen, progress, copies)
         copies.sync()
         is_plain = not any(file.head for file in whole.log.files)
+        retries = retries_since(whole, end, progress)
         is_derived = _is_derived(store)
     # Rebuild the consume queues from the log if an unfinished run may have written only a part of
     # an entry. Keep the copied entries if the log may not determine them: after damage, or for a
@@ -184,7 +184,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
         later.again and (later.log_end > end or later.id > chosen.id) for later in points[1:])
     lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
                        is_cut=is_cut, entries=entries, queues=queues,
-                       is_later=progress.log_end > end)
+                       retries=retries)
     return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes),
                     len(faults))
 
@@ -202,14 +202,14 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
              chosen: Point, *, is_plain: bool, is_cut: bool, entries: bool = False,
              queues: Collection[QueueKey] | None = None,
              bare: Mapping[str, Any] | None = None, has_entries: bool = False,
-             is_later: bool = False) -> int:
+             retries: Sequence[SentBack] | None = None) -> int:
     """Turn the copy in the folder ``part`` into a store whose log ends at ``end``, and rename the
     folder to ``target``. Return the number of lowered consumer offsets. Raises: StoreIOError.
 
     * ``queues``: the queues that the store had (None: use the queues in the copy)
     * ``bare``: values of `Settings` for a copy without an index. The index is rebuilt; so are the
       consume queues, unless the copy has them (``has_entries``).
-    * ``is_later``: whether the progress of delayed messages is later than the log
+    * ``retries``: if the progress is later than the log, the messages that were sent back since
     """
     if bare is not None:
         _carried_out(part, partial(_with_entries, given=bare, only=frozenset(
@@ -217,7 +217,7 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
     # `moment.at` does not truncate timers, epochs, compaction logs, queues in RocksDB and offsets.
     if is_cut:
         notes += [note for note in _carried_out(part, lambda store, scratch: truncate(
-            store, end, generation, scratch=scratch).plan) if AHEAD not in note]
+            store, end, generation, scratch=scratch, of_copy=True).plan) if AHEAD not in note]
     notes += _carried_out(part, lambda store, _scratch: _with_compaction(store, queues))
     # Rebuild the queues (and the index) from the log.
     if entries:
@@ -232,13 +232,24 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
         return plan
 
     _carried_out(part, lowering)
-    if is_later:
-        notes += [f"{counted(count, noun)} without a delivered copy in the restored log: a broker "
-                  "will deliver them" for count, noun in (
-                      (with_delays_of_log(part), "delayed message"),
-                      (with_timers_of_log(part), "timed message")) if count]
+    if retries is not None:
+        from rmqctl.backup.later_progress import continue_from_log
+
+        notes += continue_from_log(part, retries)
     publish_folder(part, target, "name")
     return lowered + ahead
+
+
+def retries_since(whole: Store, end: int, progress: Point) -> list[SentBack] | None:
+    """Return the messages that were sent back after ``end``, before a point; None if this point's
+    log does not end after ``end``. ``whole``: the store with the log of the point. Raises:
+    StoreIOError.
+    """
+    if progress.log_end <= end:
+        return None
+    from rmqctl.backup.later_progress import sent_back
+
+    return sent_back(whole, end, progress.log_end)
 
 
 def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
@@ -355,8 +366,7 @@ def notes_of(point: Point, progress: Point, until: int | None, end: int) -> list
                      "here: set storePathCommitLog to that folder")
     if progress.log_end > end or (until is not None and progress.time > until):
         notes.append(f"configuration and consumer offsets are from {progress.id}, which is later "
-                     "than the restored log: groups may skip messages and retries that they had "
-                     "not read")
+                     "than the restored log: groups may skip messages that they had not read")
     elif progress.log_end < end:
         what = "configuration and" if point is progress else "delayed messages' progress and"
         notes.append(f"{what} consumer offsets are from {progress.id}, which is earlier than the "

@@ -22,11 +22,13 @@ from rmqctl.backup.finishing import lowered_files
 from rmqctl.backup.restore import restore
 from rmqctl.checks.delays import ahead, delays, timer_ahead
 from rmqctl.scan.source import FileSource
+from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 from tests.backup.test_backup import growing, messages
 from tests.conftest import GoldenFolder, Runner
 from tests.support.layouts import layout_set
 from tests.support.snapshot import copy_tree
+from tests.support.tiny import Tiny
 from tests.support.worn import worn
 
 _NOW = 1_750_000_000_000
@@ -295,3 +297,49 @@ def test_unreadable_bytes_do_not_end_a_run(growing: Growing, backup: str, tmp_pa
     restored(backup, tmp_path / "new")
     copy = (tmp_path / "new" / name).read_bytes()
     assert copy == content[:8192] + bytes(4096) + content[12288:]
+
+
+def offsets_of(root: Path) -> dict[str, dict[int, int]]:
+    with Store.open(str(root)) as store:
+        table: dict[str, dict[int, int]] = {}
+        for row in load_one(store, "consumerOffset.json").rows():
+            table.setdefault(f"{row['topic']}@{row['group']}", {})[row["queue_id"]] = row["offset"]
+    return table
+
+
+@pytest.mark.parametrize(("number", "queue", "offset"), [
+    (4, "orders@billing", 0), (7, "%RETRY%billing@billing", 0), (9, "orders@billing", 2)])
+def test_what_was_sent_back_later_is_delivered_again(
+        retried: Tiny, backup: str, tmp_path: Path, number: int, queue: str,
+        offset: int) -> None:
+    """Message 4 is the retry of the first message of orders, message 7 its dead letter."""
+    run(retried.root, backup)
+    with Store.open(str(retried.root)) as store:
+        place = [int(place) for batch in store.log.walk() for place in batch.offset][number]
+    before = offsets_of(retried.root)
+    done = restored(backup, tmp_path / "new", offset=place)
+    assert before[queue][0] > offset or number == 9
+    assert offsets_of(tmp_path / "new")[queue][0] == offset
+    assert any("sent back" in note for note in done.notes) is (number != 9)
+
+
+def test_transactions_that_ended_later_are_checked_again(
+        golden_copy: GoldenFolder, backup: str, tmp_path: Path, rmqctl: Runner) -> None:
+    root = golden_copy("4.9.3/transaction/store")
+    half, op = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    with Store.open(str(root)) as store:
+        ends = {topic: store.queues[topic, 0].disk_end for topic in (half, op)}
+        places = [int(place) for batch in store.log.walk() for place in batch.offset]
+        first = next(place for place in places
+                     if (record := store.log.record_at(place)) is not None
+                     and record.topic == op.encode())
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config/consumerOffset.json").write_text(json.dumps({"offsetTable": {
+        f"{topic}@CID_RMQ_SYS_TRANS": {0: end} for topic, end in ends.items()}}))
+    run(root, backup)
+    done = restored(backup, tmp_path / "new", offset=first)
+    assert any("are checked again" in note for note in done.notes)
+    table = offsets_of(tmp_path / "new")
+    assert table[f"{half}@CID_RMQ_SYS_TRANS"] == table[f"{op}@CID_RMQ_SYS_TRANS"] == {0: 0}
+    pending = rmqctl("transactions", "list", tmp_path / "new", "-o", "json").expect(0, 1).json()
+    assert "passed over" not in {row["state"] for row in pending}

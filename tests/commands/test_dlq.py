@@ -63,7 +63,7 @@ def test_what_is_sent(retried: tiny_stores.Tiny, rmqctl: Runner) -> None:
     assert sent["body"] == "first"
     assert (sent["reconsume_times"], sent["queue_id"]) == (0, 0)
     assert sent["store_host"] == "10.0.0.1:10911"
-    assert (sent["born_timestamp"], sent["born_host"]) == (1_700_000_011_895, "10.0.0.7:52011")
+    assert (sent["born_timestamp"], sent["born_host"]) == (1_699_999_999_995, "10.0.0.7:52011")
     del sent["properties"]["CLUSTER"]
     assert sent["properties"] == {
         "UNIQ_KEY": "0A00000700000000", "KEYS": "k0", "TAGS": "A",

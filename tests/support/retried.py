@@ -34,7 +34,7 @@ def _own(number: int) -> dict[str, str]:
 _BORN = tiny.EPOCH - 5
 _DELAYED = {"REAL_TOPIC": RETRY, "REAL_QID": "0"}
 SPECS = (
-    Spec("orders", 0, b"first", _own(0)),
+    Spec("orders", 0, b"first", _own(0), born_at=_BORN),
     Spec("orders", 0, b"second", _own(1)),
     Spec("orders", 1, b"third", _own(2)),
     Spec("bills", 0, b"a bill", _own(3)),
@@ -43,7 +43,8 @@ SPECS = (
     Spec(RETRY, 0, b"first", _copy(0, "orders", FIRST, **_DELAYED), reconsume_times=1,
          born_at=_BORN),
     Spec(RETRY, 0, b"third", _copy(2, "orders", KEYS[2], **_DELAYED), reconsume_times=1),
-    Spec(DLQ, 0, b"first", _copy(0, "orders", FIRST, **_DELAYED), reconsume_times=2),
+    Spec(DLQ, 0, b"first", _copy(0, "orders", FIRST, **_DELAYED), reconsume_times=2,
+         born_at=_BORN),
     Spec(DLQ, 0, b"of another broker", _copy(4, "bills", ELSEWHERE, **_DELAYED),
          reconsume_times=16),
     Spec("orders", 0, b"fourth", _own(5)),

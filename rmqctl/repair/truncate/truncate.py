@@ -95,7 +95,7 @@ class Truncation:
 
 def truncate(store: Store, to: int, generation: int,
              step: Callable[[int], None] | None = None,
-             scratch: Scratch | None = None) -> Truncation:
+             scratch: Scratch | None = None, *, of_copy: bool = False) -> Truncation:
     """Return the plan that truncates the log of ``store`` at the physical offset ``to``. Nothing is
     written to the store.
 
@@ -103,6 +103,8 @@ def truncate(store: Store, to: int, generation: int,
     * ``generation``: generation of the broker (4 or 5)
     * ``step``: called with the number of bytes read after ``to``
     * ``scratch``: folder in which a database of consume queues is rebuilt
+    * ``of_copy``: whether entries and offsets beyond the cut are no evidence of lost messages,
+      because the store is a copy of a part of another one
 
     Raises: RefusedError with the nearest valid offsets; StoreIOError.
     """
@@ -111,7 +113,7 @@ def truncate(store: Store, to: int, generation: int,
     cut_at = border(store, to)
     progress = ConsumerProgress.of(store)
     # Messages known only by entries beyond the cut, which are removed.
-    beyond = known_beyond(store, to) if store.layout.reads("config") else Beyond()
+    beyond = known_beyond(store, to) if store.layout.reads("config") and not of_copy else Beyond()
     behind = removed_messages(store, to, progress, step, beyond.places)
     # Log and everything derived from it, each for itself.
     log_steps, log_actions = cut_log(store, to)
