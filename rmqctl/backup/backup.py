@@ -51,6 +51,8 @@ OTHER_LOG = ("{store}: its log does not match the one in {backup}: bytes before 
              "If the log is damaged there, repair it first (`rmqctl doctor STORE --backup "
              "DEST`); if it is another log, choose a new place for its backup")
 _SMALL = ("config", "checkpoint")
+_QUEUES = ("consumequeue", "batchconsumequeue")
+"""Starts of the paths of queue files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,15 +138,15 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
         little is left to flush at the end.
         """
         nonlocal others
-        import rmqctl.backup.finishing  # noqa: F401  # slow to import; the sums take longer
+        import rmqctl.backup.finishing  # noqa: F401  # slow to import; the log takes longer
 
         others, lost, more = copy_queues(view, copies, compare=compare)
         damaged.extend(lost)
         notes.extend(more)
-        flush(list(copies.changed))
+        flush([name for name in list(copies.changed) if name.startswith(_QUEUES)])
         if not own:
             damaged.extend(copy_index(view, copies, compare=compare))
-            flush([name for name in copies.changed if name.startswith("index")])
+            flush([name for name in list(copies.changed) if name.startswith("index")])
 
     parts, of_log, count, newest = _copied_log(
         view, copies, copied_end, end, view.log.min_offset if again or last is None else copied_end,
@@ -251,8 +253,7 @@ def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: i
                     list[Part], list[DamagedRange], int, int]:
     """Copy the log from ``copied_end`` to ``end``. While the next part is copied, earlier parts are
     hashed, fsynced and checked. ``note`` is called with each physical offset up to which the copy
-    is fsynced. When everything is copied and the last parts are still being hashed, ``meanwhile``
-    is called with a function that fsyncs files in a thread.
+    is fsynced. ``meanwhile`` is called in a further thread, with a function that fsyncs files.
 
     Return the copied parts with their SHA-256 sums, and for the range ``[start, end)``: damaged
     byte ranges, number of intact messages, newest store time.
@@ -264,11 +265,15 @@ def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: i
 
     copied = Reached()
     with (ThreadPoolExecutor(_SUMMING, "rmqctl-sums") as summing, ThreadPoolExecutor(
-            1, "rmqctl-sync") as forcing, ThreadPoolExecutor(1, "rmqctl-check") as checking):
+            1, "rmqctl-sync") as forcing, ThreadPoolExecutor(
+            1, "rmqctl-check") as checking, ThreadPoolExecutor(1, "rmqctl-entries") as copying):
         try:
             check = checking.submit(damage_in, view, start, end, copied)
             sums: list[Future[list[Part]]] = []
-            forced, unsummed = [], []
+            forced: list[Future[None]] = []
+            unsummed = []
+            rest = copying.submit(meanwhile, lambda names: forced.append(
+                forcing.submit(copies.flush, names)))
             for part in copy_log(view, copies, copied_end, end):
                 file, _, stop = part
                 unsummed.append(part)
@@ -282,7 +287,7 @@ def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: i
             copied.set(end)
             if unsummed:
                 sums.append(summing.submit(summed, view, copies, unsummed))
-            meanwhile(lambda names: forced.append(forcing.submit(copies.flush, names)))
+            rest.result()
         finally:
             copied.set(end)
         for future in forced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
@@ -38,6 +39,7 @@ class Copies:
       earlier run copied them (``kept``).
     * ``written``: bytes written
     * ``older``: folder to which the copy of a replaced file is moved (None: it is removed)
+    * ``turn``: held while a thread counts bytes, as several threads may copy
     """
 
     root: str
@@ -46,6 +48,7 @@ class Copies:
     unread: list[DamagedRange] = field(default_factory=list)
     written: int = 0
     older: str | None = None
+    turn: threading.Lock = field(default_factory=threading.Lock)
 
     def path(self, relative: str) -> str:
         return os.path.join(self.root, relative)
@@ -78,9 +81,10 @@ class Copies:
                 if not copied:
                     copied = self._copy(fd, source, position, length, relative, compare=compare)
                 elif not compare:
-                    self.written += copied
+                    self._count(copied)
                 position += copied
-                self.pace(copied)
+                with self.turn:
+                    self.pace(copied)
         finally:
             os.close(fd)
 
@@ -105,7 +109,7 @@ class Copies:
 
         make_folders(os.path.dirname(self.path(relative)))
         replace_file(self.path(relative), data)
-        self.written += len(data)
+        self._count(len(data))
 
     def keep(self, relative: str, data: bytes) -> None:
         """Store a small file, unless its copy is equal. Raises: StoreIOError."""
@@ -183,7 +187,11 @@ class Copies:
 
     def _write(self, fd: int, data: bytes, position: int, relative: str) -> None:
         write_all(fd, data, position, self.path(relative))
-        self.written += len(data)
+        self._count(len(data))
+
+    def _count(self, size: int) -> None:
+        with self.turn:
+            self.written += size
 
     def _read(self, source: FileSource, relative: str, position: int, length: int) -> bytes:
         """Return a range of bytes of the source, with zeros for sectors that the device cannot
