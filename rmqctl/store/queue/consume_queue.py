@@ -343,7 +343,13 @@ class FileQueue(ConsumeQueue):
     @property
     def valid_end(self) -> int:
         for number in range(len(self.files) - 1, -1, -1):
-            file, source = self.files[number], self._open(number)
+            file, rows = self.files[number], self._rows.get(number)
+            if rows is not None:  # all entries of the file
+                good = np.flatnonzero(valid(UNIT.array(rows)))
+                if len(good):
+                    return file.base // UNIT_SIZE + int(good[-1]) + 1
+                continue
+            source = self._open(number)
             if source.sampled_end is not None:
                 return self.written
             # Bytes after the last valid unit are a torn one, or garbage.
@@ -373,6 +379,8 @@ class FileQueue(ConsumeQueue):
 
     def valid_bytes(self, number: int) -> int:
         used = self._valid.get(number)
+        if used is None and (rows := self._rows.get(number)) is not None:
+            used = self._valid[number] = _leading(rows)
         if used is None:
             file, source = self.files[number], self._open(number)
             rows = self._few(number, source)
