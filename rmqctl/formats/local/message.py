@@ -357,7 +357,8 @@ def decode(data: bytes | memoryview, position: int = 0, base: int | None = None)
     if properties_at + properties_length > end:
         raise _cut("properties", where)
     # The lengths must add up to the total size.
-    _judge(total, magic, sys_flag, (body_length, topic_length, properties_length), where)
+    if shape.fixed_size + body_length + topic_length + properties_length != total:
+        _judge(total, magic, sys_flag, (body_length, topic_length, properties_length), where)
     return Record(
         total, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag,
         born_timestamp, (born_address, born_port), store_timestamp, (store_address, store_port),
