@@ -23,6 +23,7 @@ from rmqctl.formats.config import fastjson
 from rmqctl.formats.config.one_byte import DamagedEntry
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.lazy_dataclass import dataclass
+from rmqctl.phrases import Phrase
 from rmqctl.repair.config import inferred
 from rmqctl.repair.config.exported import Exported, fitting, refuse_foreign
 from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step, Watch
@@ -361,8 +362,10 @@ class _Mender:
         entries = _entries(kind, file.main.value)
         if kind.shape == "number":
             self._put(kind, file, {**file.main.value, kind.table: {**entries, **lost}}, "reset",
-                      "later than the log: delayed messages count as delivered, but have no "
-                      "delivered copies",
+                      Phrase("{count:,} offset is later than the log: delayed messages count as "
+                             "delivered, but have no delivered copies",
+                             "{count:,} offsets are later than the log: delayed messages count as "
+                             "delivered, but have no delivered copies", count=len(lost)),
                       {"levels": {level: {"from": entries[level], "to": offset}
                                   for level, offset in lost.items()}})
             return
