@@ -22,7 +22,6 @@ from rmqctl.checks.delays import FILE as DELAYS
 from rmqctl.checks.delays import delays
 from rmqctl.checks.transactions import PASSED, transactions
 from rmqctl.files.durable import replace_file
-from rmqctl.formats.config import fastjson
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.properties import (
     DLQ_PREFIX,
@@ -35,7 +34,7 @@ from rmqctl.formats.local.properties import (
 from rmqctl.formats.timer import timer_check
 from rmqctl.parse_values import now_ms
 from rmqctl.phrases import counted
-from rmqctl.repair.offsets.table import MovedOffset
+from rmqctl.repair.offsets.table import MovedOffset, with_delays
 from rmqctl.scan import text
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.source import FileSource
@@ -180,8 +179,7 @@ def _delays_of_log(root: str) -> int:
             lowered = max(lowered, sum(min(table[level], _end_of_level(store, level)) - end
                                        for level, end in late.items()))
             if late:
-                replace_file(store.path(copy.path), fastjson.build(
-                    {**copy.value, "offsetTable": {**table, **late}}))
+                replace_file(store.path(copy.path), with_delays(copy.value, late, now_ms))
     return lowered
 
 

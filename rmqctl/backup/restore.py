@@ -19,11 +19,7 @@ from rmqctl.backup.copying import (
     copy_rest,
     refuse_inside,
 )
-from rmqctl.backup.finishing import (
-    finish,
-    lowered_offsets,
-    without_deleted,
-)
+from rmqctl.backup.finishing import finish, lowered_offsets, without_deleted
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.points import (
     Point,

@@ -19,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.broker.timer import TimerFiles
+from rmqctl.formats.local import delay
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.consume_queue import UNIT
 from rmqctl.formats.local.properties import HALF_TOPIC, REAL_TOPIC, SCHEDULE_TOPIC
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.store.config.config import load_one
@@ -77,7 +79,7 @@ def delays(store: Store, progress: Callable[[int], None] = lambda _bytes: None,
     ``start``: a physical offset; messages before it are ignored.
     ``progress``: receives the number of bytes read since the last call.
 
-    Reads the log once and keeps 16 bytes for each delayed message. Raises: StoreIOError.
+    Reads the log once and keeps 32 bytes for each delayed message. Raises: StoreIOError.
     """
     return _levels(*_delayed(store, start, progress)[:2])
 
@@ -87,30 +89,34 @@ def ahead(store: Store) -> list[DelayAhead]:
 
     A message is certainly not delivered if it is due after the last message of the log was stored,
     and the log has no delivered copy of it. (There is one if the delays of the levels were
-    shortened.) The log is read only if a message is due that late.
+    shortened.) The log is read only if a message is due that late, or if entries are missing.
 
     A slave delivers no delayed messages, so its file does not count.
     """
-    last = None
-    late: dict[int, tuple[int, Array]] = {}
-    for row in () if is_slave(store) else load_one(store, FILE).rows():
-        if row["offset"] > 0 and row["queue_id"] >= 0:
-            last = last or find_end(store).last
-            units = None if last is None else _due_after(
-                store, row["queue_id"], row["offset"], last.store_timestamp)
-            if units is not None and len(units):
-                late[row["queue_id"]] = row["offset"], units
-    if not late:
+    offsets = {row["queue_id"]: row["offset"] for row in load_one(store, FILE).rows()
+               if row["offset"] > 0 and row["queue_id"] >= 0} if not is_slave(store) else {}
+    last = find_end(store).last if offsets else None
+    if last is None:
         return []
-    start = min(int(units["physical_offset"].min()) for _, units in late.values())
-    waiting, delivered, newest = _delayed(store, start)
-    levels = []
-    for queue_id, (offset, units) in sorted(late.items()):
-        due = dict(zip(units["physical_offset"].tolist(), units["tags_code"].tolist(),
+    # The entries of messages that are due that late; without an entry, the level's delay counts.
+    due: dict[int, int] = {}
+    lacking: set[int] = set()
+    for queue_id, offset in offsets.items():
+        units, is_whole = _due_after(store, queue_id, offset, last.store_timestamp)
+        due.update(zip(units["physical_offset"].tolist(), units["tags_code"].tolist(),
                        strict=True))
-        rows = [(place, name in delivered)
-                for place, name, physical in zip(*waiting.get(queue_id, _none()), strict=True)
-                if place < offset and due.get(physical, 0) > newest]
+        lacking |= set() if is_whole else {queue_id}
+    if not due and not lacking:
+        return []
+    conf = store.sizes.conf.values.get("message_delay_level")
+    times = delay.parse_levels(conf) if conf else delay.DEFAULT_LEVELS
+    waiting, delivered, newest = _delayed(store, 0 if lacking else min(due))
+    levels = []
+    for queue_id, offset in sorted(offsets.items()):
+        later = times.get(queue_id + 1, delay.UNKNOWN_LEVEL)
+        rows = [(place, name in delivered) for place, name, physical, stored in zip(
+            *waiting.get(queue_id, _none()), strict=True) if place < offset and due.get(
+                physical, stored + later if queue_id in lacking else 0) > newest]
         first = max((place + 1 for place, is_delivered in rows if is_delivered), default=0)
         places = [place for place, _ in rows if place >= first]
         if places:
@@ -118,34 +124,37 @@ def ahead(store: Store) -> list[DelayAhead]:
     return levels
 
 
-def _due_after(store: Store, queue_id: int, offset: int, when: int) -> Array | None:
-    """Return the entries of a level's queue, from the last one before ``offset`` back to the first
-    one in a row that is due after the time ``when``; None if the queue does not exist.
+def _due_after(store: Store, queue_id: int, offset: int, when: int) -> tuple[Array, bool]:
+    """Return (the entries of a level's queue, from the last one before ``offset`` back to the first
+    one in a row that is due after the time ``when``; whether none of them is missing).
     """
     queue = store.queue(SCHEDULE_TOPIC, queue_id)
-    if queue is None:
-        return None
-    parts: list[Array] = []
+    if queue is None:  # a database removes all entries of expired messages
+        return np.zeros(0, UNIT.dtype()), store.layout.consumequeue == "rocksdb"
+    parts: list[Array] = [np.zeros(0, UNIT.dtype())]
     with closing(queue):
         end = min(offset, queue.valid_end)
+        is_whole = end == offset
         while end > queue.first_index:
             first = max(queue.first_index, end - _PAGE)
             units = queue.units(first, end - first)
-            units = units[valid(units)]
-            early = np.flatnonzero(units["tags_code"] <= when)
-            parts.append(units[early[-1] + 1 if len(early) else 0:])
+            good = valid(units)
+            early = np.flatnonzero(good & (units["tags_code"] <= when))
+            start = int(early[-1]) + 1 if len(early) else 0
+            is_whole &= bool(good[start:].all())
+            parts.append(units[start:][good[start:]])
             if len(early):
                 break
             end = first
-    return np.concatenate(parts[::-1]) if parts else None
+    return np.concatenate(parts[::-1]), is_whole
 
 
-_Waiting = tuple["array[int]", "array[int]", "array[int]"]
-"""Of the messages of one level: queue offsets, names and physical offsets."""
+_Waiting = tuple["array[int]", "array[int]", "array[int]", "array[int]"]
+"""Of the messages of one level: queue offsets, names, physical offsets and store times."""
 
 
 def _none() -> _Waiting:
-    return array("q"), array("q"), array("q")
+    return array("q"), array("q"), array("q"), array("q")
 
 
 def _delayed(store: Store, start: int = 0, progress: Callable[[int], None] = lambda _bytes: None
@@ -166,7 +175,7 @@ def _delayed(store: Store, start: int = 0, progress: Callable[[int], None] = lam
 
 def _levels(waiting: dict[int, _Waiting], delivered: set[int]) -> dict[int, DelayLevel]:
     levels = {}
-    for queue_id, (offsets, names, _) in sorted(waiting.items()):
+    for queue_id, (offsets, names, *_) in sorted(waiting.items()):
         rows = sorted(zip(offsets, names, strict=True))
         first = next((offset for offset, name in rows if name not in delivered), rows[-1][0] + 1)
         end = next((offset + 1 for offset, name in reversed(rows) if name in delivered),
@@ -188,18 +197,19 @@ def _take(batch: Batch, waiting: dict[int, _Waiting], delivered: set[int]) -> No
     good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
     topics = text.topics(batch).tolist()
     born, crc = batch.column("born_timestamp"), batch.column("body_crc")
-    times = batch.column("reconsume_times")
+    times, when = batch.column("reconsume_times"), batch.column("store_timestamp")
     for row in waits:
         if not good[row]:
             continue
         name = hash((key.get(row), int(times[row]), int(born[row]), int(crc[row])))
         topic = os.fsdecode(topics[row])
         if topic == SCHEDULE_TOPIC:
-            offsets, names, places = waiting.setdefault(
+            offsets, names, places, stored = waiting.setdefault(
                 int(batch.column("queue_id")[row]), _none())
             offsets.append(int(batch.column("queue_offset")[row]))
             names.append(name)
             places.append(int(batch.offset[row]))
+            stored.append(int(when[row]))
         elif topic != HALF_TOPIC:  # a half message may be delayed once it is committed
             delivered.add(name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,6 +104,34 @@ def test_a_log_without_its_end_leaves_the_offsets_too_late(
     rmqctl("recover", root).expect(0)
     with Store.open(str(root)) as store:
         assert ahead(store) == []
+
+
+@pytest.mark.parametrize("harm", ["missing", "zeroed", "ends early"])
+def test_one_recover_is_enough_without_entries(delivered: Delivered, rmqctl: Runner,
+                                               harm: str) -> None:
+    """The log has the times of delayed messages whose entries are missing."""
+    root = delivered()
+    cut(root, rmqctl, records(root)[80][0])
+    with Store.open(str(root)) as store:
+        levels = ahead(store)
+    folder = root / "consumequeue" / SCHEDULE_TOPIC
+    if harm == "missing":
+        shutil.rmtree(root / "consumequeue")
+    else:
+        for path in folder.glob("*/*"):
+            data = path.read_bytes()
+            path.write_bytes(bytes(len(data)) if harm == "zeroed" else data[:20] + bytes(
+                len(data) - 20))
+    with Store.open(str(root)) as store:
+        assert ahead(store) == levels
+    assert rmqctl("preflight", root, "--broker-version", "4.9.3", "-o", "json").expect(
+        1).json()["losses"]
+    rmqctl("recover", root, "--apply", "--yes").expect(0)
+    assert {level.level: offsets(root)[level.level] for level in levels} == {
+        level.level: level.first for level in levels}
+    with Store.open(str(root)) as store:
+        assert ahead(store) == []
+    rmqctl("verify", root).expect(0)
 
 
 def test_truncate_sets_the_offsets_back(delivered: Delivered, rmqctl: Runner) -> None:

@@ -23,9 +23,9 @@ from rmqctl.formats.config import fastjson
 from rmqctl.formats.config.one_byte import DamagedEntry
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.lazy_dataclass import dataclass
-from rmqctl.phrases import Phrase
 from rmqctl.repair.config import inferred
 from rmqctl.repair.config.exported import Exported, fitting, refuse_foreign
+from rmqctl.repair.offsets.delays import set_back_delays
 from rmqctl.repair.plan import Action, Create, MoveAside, Replace, Step, Watch
 from rmqctl.store.config.config import (
     EMPTY,
@@ -359,16 +359,14 @@ class _Mender:
             if self._missing:
                 self._create(kind, file)
             return
-        entries = _entries(kind, file.main.value)
         if kind.shape == "number":
-            self._put(kind, file, {**file.main.value, kind.table: {**entries, **lost}}, "reset",
-                      Phrase("{count:,} offset is later than the log: delayed messages count as "
-                             "delivered, but have no delivered copies",
-                             "{count:,} offsets are later than the log: delayed messages count as "
-                             "delivered, but have no delivered copies", count=len(lost)),
-                      {"levels": {level: {"from": entries[level], "to": offset}
-                                  for level, offset in lost.items()}})
+            changes = set_back_delays(
+                self._store, {int(level): int(str(offset)) for level, offset in lost.items()},
+                self._clock)
+            self.mended.steps += changes.steps
+            self.mended.actions += changes.actions
             return
+        entries = _entries(kind, file.main.value)
         for key, entry in lost.items():
             entries[key] = entry if kind.shape != "numbers" else _furthest(
                 entries.get(key, {}), entry)

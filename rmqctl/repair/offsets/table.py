@@ -34,6 +34,7 @@ from rmqctl.store.store import Store
 _FILE, _LMQ_FILE = "consumerOffset.json", "lmqConsumerOffset.json"
 _TABLE, _LMQ_TABLE = "offsetTable", "lmqOffsetTable"
 _BARE_ID, _QUOTED_ID = re.compile(rb"[{,]\s*-?\d+\s*:"), re.compile(rb'[{,]\s*"\d+"\s*:')
+_LEVEL = re.compile(r"-?\d{1,9}")
 _SINCE = 5
 
 
@@ -283,11 +284,24 @@ def with_offsets(name: str, value: Mapping[str, Any], queues: Iterable[MovedOffs
     if not quoted:
         changed[_TABLE] = {key: {int(queue_id): offset for queue_id, offset in entry.items()}
                            for key, entry in (changed.get(_TABLE) or {}).items()}
-    version = changed.get("dataVersion")
+    return _later(changed, clock)
+
+
+def with_delays(value: Mapping[str, Any], offsets: Mapping[int, int],
+                clock: Callable[[], int]) -> bytes:
+    """Return delayOffset.json with other offsets of delay levels and a later version."""
+    table = value.get(_TABLE)
+    kept = table if isinstance(table, dict) else {}
+    return fastjson.build(_later({**value, _TABLE: {
+        **{int(level): offset for level, offset in kept.items() if _LEVEL.fullmatch(level)},
+        **offsets}}, clock))
+
+
+def _later(value: dict[str, Any], clock: Callable[[], int]) -> dict[str, Any]:
+    version = value.get("dataVersion")
     if isinstance(version, dict) and isinstance(version.get("counter"), int):
-        changed["dataVersion"] = {**version, "counter": version["counter"] + 1,
-                                  "timestamp": clock()}
-    return changed
+        value["dataVersion"] = {**version, "counter": version["counter"] + 1, "timestamp": clock()}
+    return value
 
 
 def quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:

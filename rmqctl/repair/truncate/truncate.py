@@ -25,6 +25,8 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmqctl.formats.local.sysflag import TRANSACTION_COMMIT, TRANSACTION_MASK
 from rmqctl.lazy_dataclass import dataclass
+from rmqctl.parse_values import now_ms
+from rmqctl.repair.offsets.delays import set_back_delays
 from rmqctl.repair.plan import (
     Action,
     Dropped,
@@ -39,7 +41,6 @@ from rmqctl.repair.plan import (
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.compaction import cut_compaction
-from rmqctl.repair.truncate.delays import cut_delays
 from rmqctl.repair.truncate.epochs import cut_epochs
 from rmqctl.repair.truncate.index import cut_index
 from rmqctl.repair.truncate.queues import cut_queues
@@ -119,8 +120,9 @@ def truncate(store: Store, to: int, generation: int,
     log_steps, log_actions = cut_log(store, to)
     queues = cut_queues(store, to, scratch)
     with store.up_to(to) as before:
-        delays = cut_delays(store, ahead(before) if store.layout.reads("config") else [])
+        levels = ahead(before) if store.layout.reads("config") else []
         read = timer_ahead(before, to)
+    delays = set_back_delays(store, {level.level: level.first for level in levels}, now_ms)
     timer = cut_timer(store, to, queues.next_offsets.get((TIMER_TOPIC, 0)),
                       read.first if read.messages else None)
     index = cut_index(store, to, generation)
