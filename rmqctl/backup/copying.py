@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from types import MappingProxyType
+from typing import NamedTuple
 
 from rmqctl.backup.growing import BLOCK, Copies
 from rmqctl.backup.points import DamagedRange
@@ -20,6 +21,7 @@ from rmqctl.files.durable import make_folders
 from rmqctl.files.sparse import copy_sparse
 from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local.index_file import HEADER
+from rmqctl.kernel import active
 from rmqctl.phrases import counted
 from rmqctl.scan.frames import DAMAGED, ZERO, Batch
 from rmqctl.scan.holes import used_end
@@ -41,6 +43,8 @@ _TRIES = 5
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
 """Values of ``errno`` for bytes that the device cannot read."""
 _UNSTEADY = "{} kept changing while it was copied: the copy may mix several states"
+_PASSED = 8 << 20
+"""Number of bytes of the log that are mapped at once, if the records there are intact."""
 _NOTHING: Mapping[str, bytes] = MappingProxyType({})
 PART = 128 << 20
 """Maximum number of bytes of the log that are hashed and fsynced as one part."""
@@ -103,9 +107,13 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
         if file is not None:
             holes.append(DamagedRange(relative(view, file), physical - file.base, length))
 
-    for batch in _batches(view, start, end):
+    for batch in _batches(view, start, end, copied):
         if isinstance(batch, DamagedRange):
             holes.append(batch)
+            continue
+        if isinstance(batch, Intact):
+            count += batch.messages
+            newest = max(newest, batch.newest)
             continue
         if copied is not None and len(batch):
             copied.wait(int(batch.offset[-1]))
@@ -122,18 +130,48 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
     return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
 
 
-def _batches(view: Store, start: int, end: int) -> Iterator[Batch | DamagedRange]:
+class Intact(NamedTuple):
+    """Intact records from the start of a range on: their end (position in the file), number and
+    newest store time.
+    """
+
+    end: int
+    messages: int
+    newest: int
+
+
+def _batches(view: Store, start: int, end: int, copied: Reached | None) -> Iterator[
+        Batch | DamagedRange | Intact]:
     """Yield the records that start in ``[start, end)`` and the ranges that cannot be read."""
     for number, file in enumerate(view.log.files):
         if file.end <= start or file.base >= end:
             continue
         first = start_of(view.log.source(number), max(start - file.base, 0))
-        for item in TolerantWalk(partial(view.log.source, number), first,
-                                 min(end - file.base - file.head, file.size)):
+        stop = min(end - file.base - file.head, file.size)
+        if not file.head:
+            yield (intact := _intact(view.log.source(number), first, stop, copied))
+            first = intact.end
+        for item in TolerantWalk(partial(view.log.source, number), first, stop):
             if isinstance(item, UnreadRange):
                 yield DamagedRange(relative(view, file), item.start, item.end - item.start)
             else:
                 yield item
+
+
+def _intact(source: FileSource, start: int, end: int, copied: Reached | None) -> Intact:
+    """Pass the intact records from position ``start`` on, up to the first other bytes."""
+    kernel, at, messages, newest = active(), start, 0, 0
+    while kernel is not None and at < end:
+        length = min(_PASSED, end - at)
+        if copied is not None:
+            copied.wait(source.base + at + length)
+        if (data := source.window(at, length)) is None:
+            break
+        behind, count, stored = kernel.intact_records(data, source.base + at, 0)
+        if not count:
+            break
+        at, messages, newest = at + behind, messages + count, max(newest, stored)
+    return Intact(at, messages, newest)
 
 
 def mend_log(view: Store, copies: Copies, copied_end: int,

@@ -23,8 +23,8 @@ from rmqctl.store.store import Store
 LOG = "commitlog"
 AT_ONCE = 2
 """Maximum number of ranges that are hashed together."""
-_READ, _BLOCK = 1 << 20, 64
-"""Number of bytes per read; size of a block of SHA-256."""
+_READ, _BLOCK = 4 << 20, 64
+"""Number of bytes that are read or mapped at once; size of a block of SHA-256."""
 _FIRST = (0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A, 0x510E527F, 0x9B05688C, 0x1F83D9AB,
           0x5BE0CD19)
 """State of SHA-256 before the first block."""
@@ -98,18 +98,23 @@ def _of_one(source: FileSource, start: int, end: int) -> str:
 
 
 def _of_pair(kernel: Any, ranges: Sequence[Range]) -> list[str] | None:
-    """Hash two ranges in step. Return None if a file is shorter than its range."""
+    """Hash two ranges in step. Return None if a file is shorter than its range, or if a mapping
+    cannot be read.
+    """
     states = np.array(_FIRST * 2, np.uint32)
     rooms, sums = _rooms(), ["", ""]
     positions = [start for _, start, _ in ranges]
     while not all(sums):
-        # Read the next bytes of each range; after the last follows the padding of SHA-256.
-        blocks, ended = [0, 0], []
+        # The next bytes of each range; after the last follows the padding of SHA-256.
+        data, blocks, ended = [*rooms], [0, 0], []
         for number, (source, start, end) in enumerate(ranges):
             if sums[number]:
                 continue
             size = min(_READ, end - positions[number])
-            if source.read_into(rooms[number][:size], positions[number]) != size:
+            mapped = source.window(positions[number], size) if size == _READ else None
+            if mapped is not None:
+                data[number] = mapped
+            elif source.read_into(rooms[number][:size], positions[number]) != size:
                 return None
             positions[number] += size
             if size < _READ:
@@ -118,12 +123,14 @@ def _of_pair(kernel: Any, ranges: Sequence[Range]) -> list[str] | None:
             blocks[number] = size // _BLOCK
         # Hash them together, then what is longer alone.
         both = min(blocks)
-        kernel.sha256_pair(states, *rooms, both)
+        if not kernel.sha256_pair(states, *data, both):
+            return None
         for number, more in enumerate(blocks):
             state = states[8 * number:8 * number + 8]
             if more > both:
-                alone, rest = np.tile(state, 2), rooms[number][both * _BLOCK:]
-                kernel.sha256_pair(alone, rest, rest, more - both)
+                alone, rest = np.tile(state, 2), data[number][both * _BLOCK:]
+                if not kernel.sha256_pair(alone, rest, rest, more - both):
+                    return None
                 state[:] = alone[:8]
             if number in ended:
                 sums[number] = state.astype(">u4").tobytes().hex()

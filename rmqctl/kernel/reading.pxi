@@ -90,6 +90,24 @@ cdef int guarded_now = 0
 """Number of threads that read from a mapping."""
 
 
+cdef int guarded(int (*work)(void *) noexcept nogil, void *of):
+    """Return the result of ``work``, which may read from a mapping; 0 if a page cannot be read,
+    because the file became shorter or the disk is faulty. SIGBUS is caught meanwhile.
+    """
+    global guarded_now
+    cdef int result
+    # The handler is the process's: it is set while any thread is at it.
+    if not guarded_now:
+        rmqctl_guard(1)
+    guarded_now += 1
+    with nogil:
+        result = rmqctl_guarded(work, of)
+    guarded_now -= 1
+    if not guarded_now:
+        rmqctl_guard(0)
+    return result
+
+
 def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int64_t[::1] place,
                  const int64_t[::1] size, int64_t base, int64_t end):
     """Read the records of these sizes at these physical offsets from a file ``fd``, or from
@@ -98,13 +116,10 @@ def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int6
     They are written to ``out`` back to back. The file contains the log from ``base`` up to ``end``.
     Returns whether each record is complete (provably a record of this size at this offset, with a
     body that matches its CRC; an empty body has the CRC 0), and ``out`` is full. If not, ``out``
-    has no meaning. Also returns False if something cannot be read, because the file became shorter
-    or the disk is faulty; SIGBUS is caught meanwhile. The result applies to the bytes in ``out``,
+    has no meaning. Also returns False if something cannot be read. The result applies to the bytes in ``out``,
     whatever happens to the file.
     """
-    global guarded_now
     cdef Wanted wanted
-    cdef int whole
     if size.shape[0] != place.shape[0] or base < 0 or (
             mapped.shape[0] and end - base > mapped.shape[0]):
         raise ValueError("records have another shape")
@@ -114,16 +129,7 @@ def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int6
                     end)
     if mapped.shape[0]:
         wanted.file = &mapped[0]
-    # The handler is the process's: it is set while any thread is at it.
-    if not guarded_now:
-        rmqctl_guard(1)
-    guarded_now += 1
-    with nogil:
-        whole = rmqctl_guarded(records_in, &wanted)
-    guarded_now -= 1
-    if not guarded_now:
-        rmqctl_guard(0)
-    return whole == 1
+    return guarded(records_in, &wanted) == 1
 
 
 cdef int records_in(void *of) noexcept nogil:
@@ -149,3 +155,46 @@ cdef int records_in(void *of) noexcept nogil:
             return 0
         at += length
     return at == to.room
+
+
+cdef struct Run:
+    const uint8_t *data
+    int64_t size
+    int64_t base
+    int64_t at
+    int64_t count
+    int64_t newest
+
+
+def intact_records(const uint8_t[::1] data, int64_t base, int64_t at):
+    """Return (position after the intact records from data[at:] on, their number, their newest
+    store time; 0 if there are none).
+
+    ``data`` may be a mapping of a file. An intact record is provably a record of physical offset
+    ``base`` + its position, with a body that matches its CRC. The first other bytes, or an
+    incomplete record, end the range. If a page cannot be read, no record counts as intact.
+    """
+    cdef Run run = Run(NULL, data.shape[0], base, at, 0, 0)
+    if not data.shape[0]:
+        return at, 0, 0
+    run.data = &data[0]
+    if not guarded(pass_intact, &run):
+        return at, 0, 0
+    return run.at, run.count, run.newest
+
+
+cdef int pass_intact(void *of) noexcept nogil:
+    """Move ``at`` past the intact records. Return 1."""
+    cdef Run *to = <Run *>of
+    cdef int64_t stored
+    cdef Record record
+    while is_record(to.data, to.size, to.at, to.base, &record) and (
+            read_i32(to.data + to.at + BODY_CRC_AT) == <int64_t>(CRC_MASK & crc32(
+                0, to.data + record.body_start, <uint64_t>record.body_length))):
+        stored = read_i64(to.data + to.at + STORE_TIMESTAMP_AT + (
+            BORN_HOST_V6_MORE if record.variant & BORN_HOST_V6 else 0))
+        if stored > to.newest:
+            to.newest = stored
+        to.count += 1
+        to.at += record.total_size
+    return 1

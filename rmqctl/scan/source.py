@@ -1,8 +1,9 @@
 """Sources of bytes: positioned reads of regular files that are opened read-only.
 
 Reads use ``pread``, not a mapping. If a file shrinks during a read, ``pread`` returns fewer bytes
-or an error, but a mapping would kill the process with SIGBUS. Only the compiled kernel, which
-handles SIGBUS, copies from a mapping, because this is much faster for many small records.
+or an error, but a mapping would kill the process with SIGBUS. Only functions of the compiled kernel
+that handle SIGBUS access a mapping: for many small records, or for a pass that uses each byte once,
+this is much faster.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import os
 import stat
 from contextlib import suppress
-from mmap import ACCESS_READ, MADV_DONTNEED, PAGESIZE, mmap
+from mmap import ACCESS_READ, ALLOCATIONGRANULARITY, MADV_DONTNEED, PAGESIZE, mmap
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from rmqctl import vfs
@@ -413,6 +414,22 @@ class FileSource(Closing):
             self._fd, b"" if not mapped or self._mapped is None else self._mapped, buffer, place,
             size, self.base, last if end is None else min(last, end))
         return is_complete
+
+    def window(self, position: int, length: int) -> memoryview | None:
+        """Return a mapping of ``length`` bytes from ``position`` on; None if the bytes must be read
+        instead. Only functions of the kernel that handle SIGBUS may access a mapping.
+        """
+        stopping.check()
+        end = position + length
+        if self._elsewhere is not None or length <= 0 or end > (
+                self.size if self._limit is None else min(self.size, self._limit)):
+            return None
+        before = position % ALLOCATIONGRANULARITY
+        try:
+            return memoryview(mmap(self._fd, before + length, access=ACCESS_READ,
+                                   offset=position - before))[before:]
+        except (OSError, ValueError):  # it has shrunk, or the file system has no mappings
+            return None
 
     def let_go(self, start: int, end: int) -> None:
         """Release from this process's memory the pages of ``[start, end)`` that `read_records` has

@@ -16,7 +16,8 @@ from rmqctl.errors import StoreIOError
 from rmqctl.ext.serve import log_reader
 from rmqctl.ext.serve.log_reader import LogReader
 from rmqctl.kernel import active
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import BytesSource, FileSource
+from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store
@@ -123,7 +124,8 @@ def test_records_beyond_an_end_or_of_another_size_are_none(golden: GoldenFolder)
 _CUT = """
 import os, signal, sys
 import numpy as np
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import BytesSource, FileSource
+from rmqctl.scan.walk import Walk
 place, size = (np.array([int(each) for each in text.split(",")]) for text in sys.argv[2:4])
 source = FileSource(sys.argv[1], int(place[0]))
 out = memoryview(bytearray(size.sum()))
@@ -195,3 +197,84 @@ def test_mapped_files_are_let_go_of(monkeypatch: pytest.MonkeyPatch, rows: int, 
         reader.records(place + number * 10_000, np.full(20, 200))
         number += 1
     assert log.seen == wanted
+
+
+@compiled_only
+@pytest.mark.parametrize("name", ["4.9.3/basic", "5.3.3/basic", "5.3.3/ipv6"])
+def test_intact_records_are_those_of_a_walk(golden: GoldenFolder, name: str) -> None:
+    """Whatever bit is turned, the pass ends at the first record that a walk finds damaged."""
+    with Store.open(golden(name) / "store") as store:
+        file = store.log.files[0]
+        batch = next(iter(store.log.walk(file.base)))
+        data = bytearray(Path(file.path).read_bytes()[:int(
+            batch.offset[19] + batch.column("total_size")[19] - file.base)])
+    kernel = active()
+    assert kernel is not None
+    assert kernel.intact_records(data, file.base, 0)[:2] == (len(data), 20)
+    assert kernel.intact_records(data[:-1], file.base, 0)[1] == 19
+    assert kernel.intact_records(data, file.base + 1, 0) == (0, 0, 0)
+    for at in (-1, len(data), len(data) + 1, 1 << 62, -(1 << 62)):
+        assert kernel.intact_records(data, file.base, at) == (at, 0, 0)
+    assert kernel.intact_records(b"", file.base, 0) == (0, 0, 0)
+    for bit in every(97, range(len(data) * 8), "bits of records"):
+        data[bit // 8] ^= 1 << bit % 8
+        source = BytesSource(bytes(data), file.base)
+        wanted = (0, 0, 0)
+        for batch in Walk(source):
+            good = batch.crc_ok()
+            count = len(good) if good.all() else int(good.argmin())
+            if batch.start[:1].tolist() != [wanted[0]] or not count:
+                break
+            wanted = (int(batch.start[count - 1] + batch.column("total_size")[count - 1]),
+                      wanted[1] + count,
+                      max(wanted[2], int(batch.column("store_timestamp")[:count].max())))
+            if count < len(good) or batch.spans:
+                break
+        assert kernel.intact_records(data, file.base, 0) == wanted
+        data[bit // 8] ^= 1 << bit % 8
+
+
+_CUT_WINDOWS = """
+import os, sys
+import numpy as np
+from rmqctl.kernel import active
+from rmqctl.scan.source import BytesSource, FileSource
+from rmqctl.scan.walk import Walk
+source, kernel = FileSource(sys.argv[1]), active()
+size = source.size // 64 * 64
+first, second = source.window(0, source.size), source.window(0, size)
+print(kernel.intact_records(first, int(sys.argv[2]), 0)[1] > 0)
+states = np.arange(16, dtype=np.uint32)
+if kernel.SHA256_PAIRS:
+    assert kernel.sha256_pair(states, second, second, size // 64)
+before = states.copy()
+os.truncate(sys.argv[1], 0)
+print(kernel.intact_records(first, int(sys.argv[2]), 0))
+if kernel.SHA256_PAIRS:
+    assert not kernel.sha256_pair(states, second, second, size // 64)
+    assert (states == before).all()
+print(source.window(0, 1))
+"""
+
+
+@compiled_only
+def test_windows_of_a_file_that_is_cut_end_nobody(golden: GoldenFolder, tmp_path: Path) -> None:
+    with Store.open(golden("4.9.3/basic") / "store") as store:
+        file = store.log.files[0]
+        (tmp_path / "log").write_bytes(Path(file.path).read_bytes()[:50_000])
+    done = subprocess.run([sys.executable, "-c", _CUT_WINDOWS, str(tmp_path / "log"),
+                           str(file.base)], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("True\n(0, 0, 0)\nNone\n", 0), done.stderr
+
+
+def test_windows_contain_the_bytes_of_a_file(tmp_path: Path) -> None:
+    data = random.Random(3).randbytes(20_000)
+    (tmp_path / "f").write_bytes(data)
+    with FileSource(str(tmp_path / "f")) as source, FileSource(
+            str(tmp_path / "f"), limit=9000) as limited:
+        for start, length in ((0, 1), (0, 20_000), (5, 19_995), (4096, 4096), (8191, 2)):
+            assert source.window(start, length) == data[start:start + length]
+        for start, length in ((0, 0), (20_000, 1), (0, 20_001), (19_999, 2)):
+            assert source.window(start, length) is None
+        assert limited.window(10, 8990) == data[10:9000]
+        assert limited.window(10, 8991) is None
