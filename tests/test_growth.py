@@ -47,7 +47,7 @@ def test_its_stores_are_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         verification = Verification(opened)
         assert list(verification.findings()) == []
         assert len(opened.log.files) == shape.files
-        assert len(opened.queues) == shape.queues
+        assert len(opened.queues.by_key) == shape.queues
 
 
 @pytest.mark.parametrize("damages", [1, 3, 40])

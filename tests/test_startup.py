@@ -87,7 +87,7 @@ def test_help_loads_no_library_and_no_command(words):
     ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 126),
     ("read STORE --limit 1 -o json", 123),
     ("stats STORE --by topic -o json", 227),
-    ("info STORE -o json", 159),
+    ("info STORE -o json", 162),
     ("verify STORE -o json", 257),
 ])
 def test_a_command_loads_what_it_needs(tiny, words, most):

@@ -219,7 +219,7 @@ def refuse_unreadable(store: Store) -> None:
     for folder in dict.fromkeys((store.root, *store.log_folders)):
         for _ in os.walk(folder, onerror=fail):
             pass
-    if not store.log.files and (store.known_queues or store.index_listing.files):
+    if not store.log.files and (store.queues.readable or store.index.listing.files):
         raise RefusedError(f"{store.root}: has consume queues or an index, but no commitlog "
                            "file: is a disk not mounted, or is the log in other folders "
                            "(--commitlog-dir)?")

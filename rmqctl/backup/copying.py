@@ -219,11 +219,11 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
             view.root, "consumequeue", copies):
         notes.append(_UNSTEADY.format("consumequeue"))
     others: list[tuple[str, int]] = []
-    for key, queue in view.plain_queues.items():
+    for key, queue in view.queues.plain.items():
         with closing(queue), kept_where_unreadable(queue.files, view, copies, lost):
             others += [key] * _copy_appended(queue.files, view, copies, consume_queue.UNIT_SIZE,
                                              compare, lost)
-    for key, batches in view.batch_queues.items():
+    for key, batches in view.queues.batch.items():
         with kept_where_unreadable(batches.files, view, copies, lost):
             others += [key] * _copy_appended(batches.files, view, copies,
                                              batch_consume_queue.UNIT_SIZE, compare, lost)
@@ -346,14 +346,14 @@ def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[DamagedRan
     headers = {} if view.snapshot is None else view.snapshot.index_headers
     begins: list[int] = []
     lost: list[DamagedRange] = []
-    for file in view.index_listing.files:
+    for file in view.index.listing.files:
         raw = headers.get(file.name) or _header(file.path)
         if raw:
             begins.append(HEADER.decode(raw).begin_phy_offset)
         with kept_where_unreadable([file], view, copies, lost):
             _copy_index_file(view, copies, file, raw, compare=compare)
     # A broker deletes the oldest index files; a newer file is missing only if it was replaced.
-    names = {file.name for file in view.index_listing.files}
+    names = {file.name for file in view.index.listing.files}
     for gone in set(_names(copies.path("index"))) - names if begins else ():
         raw = _header(copies.path(name := os.path.join("index", gone)))
         if raw and HEADER.decode(raw).begin_phy_offset >= min(begins):
@@ -368,7 +368,7 @@ def _copy_index_file(view: Store, copies: Copies, file: StoreFile, raw: bytes, *
     if raw == copied and raw and not compare:
         return
     try:
-        index = view.open_index(file)
+        index = view.index.open(file)
     except FormatError:  # the numbers of slots and entries are unknown
         with file.open() as source:
             copies.grow(source, name, 0, source.size, compare=True)

@@ -86,10 +86,10 @@ class Entries:
         """
         lost: list[DamagedRange] = []
         is_other = False
-        for queue in view.plain_queues.values():
+        for queue in view.queues.plain.values():
             with closing(queue), kept_where_unreadable(queue.files, view, copies, lost):
                 is_other |= self._add(view, queue.files, _UNITS[0], lost, again=again)
-        for batches in view.batch_queues.values():
+        for batches in view.queues.batch.values():
             with kept_where_unreadable(batches.files, view, copies, lost):
                 is_other |= self._add(view, batches.files, _UNITS[1], lost, again=again)
         return is_other, lost

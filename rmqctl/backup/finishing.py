@@ -132,7 +132,7 @@ def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
     """
     configured = _configured(store)
     return None if configured is None else tuple(sorted({
-        topic for topic, _ in store.known_queues if _is_unknown(topic, configured)}))
+        topic for topic, _ in store.queues.readable if _is_unknown(topic, configured)}))
 
 
 def without_deleted(root: str, point: Point, end: int) -> list[str]:
@@ -156,7 +156,7 @@ def deleted_topics(store: Store, point: Point) -> list[str]:
     """Return the topics that were deleted from the store before a point but still have queues."""
     gone: list[str] = []
     configured = None if point.unconfigured is None else _configured(store)
-    for (topic, _), queue in store.known_queues.items() if configured is not None else ():
+    for (topic, _), queue in store.queues.readable.items() if configured is not None else ():
         if topic not in gone and topic not in (point.unconfigured or ()) and (
                 _is_unknown(topic, configured or frozenset())) and (
                 len(units := queue.units(queue.first_index, 1))) and (

@@ -29,14 +29,14 @@ def take_away(backup: str, points: Sequence[Point], before: int) -> tuple[int, i
     with Store.open(backup) as store:
         paths = [file.path for file in store.log.files if file.end <= left.log_start]
         removed += _remove(paths)
-        for queue in store.plain_queues.values():
+        for queue in store.queues.plain.values():
             with closing(queue), suppress(StoreIOError):
                 removed += _remove([
                     file.path for file, (first, end) in zip(
                         queue.files[:-1], queue.stretches[:-1], strict=False)
                     if end > first and _leads_before(queue.unit(end - 1), left.log_start)])
-        for file in store.index_listing.files[:-1]:
-            with suppress(FormatError, StoreIOError), closing(store.open_index(file)) as index:
+        for file in store.index.listing.files[:-1]:
+            with suppress(FormatError, StoreIOError), closing(store.index.open(file)) as index:
                 if index.header.entries and index.header.end_phy_offset < left.log_start:
                     removed += _remove([file.path])
     return len(gone), removed

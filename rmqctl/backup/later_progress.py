@@ -141,7 +141,7 @@ def _unchecked(store: Store) -> dict[Place, int]:
             queue_id = transaction.queue_id
             place = READER, HALF_TOPIC, queue_id
             places[place] = min(places.get(place, 1 << 62), *transaction.offsets)
-            ops = store.known_queue(OP_HALF_TOPIC, queue_id)
+            ops = store.queues.find_readable(OP_HALF_TOPIC, queue_id)
             places[READER, OP_HALF_TOPIC, queue_id] = 0 if ops is None else ops.first_index
     return places
 
@@ -184,7 +184,7 @@ def _delays_of_log(root: str) -> int:
 
 
 def _end_of_level(store: Store, level: int) -> int:
-    queue = store.known_queue(SCHEDULE_TOPIC, level - 1)
+    queue = store.queues.find_readable(SCHEDULE_TOPIC, level - 1)
     return 0 if queue is None else queue.disk_end
 
 

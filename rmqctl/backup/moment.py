@@ -159,8 +159,8 @@ def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
     ``place``, the physical offset in the last index entry). Without an index: (True, ``place``).
     """
     ends, count = [], 0
-    for file in store.index_listing.files[-_NEWEST:]:
-        with suppress(FormatError, StoreIOError), closing(store.open_index(file)) as index:
+    for file in store.index.listing.files[-_NEWEST:]:
+        with suppress(FormatError, StoreIOError), closing(store.index.open(file)) as index:
             ends.append(index.header.end_phy_offset)
             first = max(index.header.entries + 1 - keys, 1)
             entries = ENTRY.array(index.source.read(index.shape.entry_position(first), max(
@@ -175,13 +175,13 @@ def at(store: Store, end: int) -> Store:
     view.
     """
     names, headers = set(), {}
-    for file in store.index_listing.files:
+    for file in store.index.listing.files:
         try:
             with file.open() as source:
                 first = HEADER.decode(source.read(0, HEADER.size))
             header: HeaderRecord | None = first
             if not first.entries or first.end_phy_offset >= end:
-                with closing(store.open_index(file)) as index:
+                with closing(store.index.open(file)) as index:
                     header = _header_at(store, index, end)
         except (FormatError, StoreIOError):
             names.add(file.name)  # a damaged file is copied unchanged

@@ -292,7 +292,7 @@ def _settings(view: Store, last: Note) -> dict[str, Any]:
     from rmqctl.repair.broker_config import configured
 
     shape = {name: last.settings.get(name) for name in ("index_slots", "index_max")
-             if view.index_listing.files}
+             if view.index.listing.files}
     try:
         configuration = configured(view, shape)
     except RmqctlError:  # the store's own record of its settings is damaged

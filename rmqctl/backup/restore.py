@@ -165,7 +165,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
             last = chosen if chosen.log_end >= end else next(
                 (candidate for candidate in points if candidate.log_end >= end), newest)
             _older_files(copies, last, replaced_after(backup, points[points.index(last):]))
-            generation, queues = view.generation, view.known_queues.keys()
+            generation, queues = view.generation, view.queues.readable.keys()
         _small_of(backup, chosen, progress, copies)
         copies.sync()
         is_plain = not any(file.head for file in whole.log.files)
@@ -414,8 +414,8 @@ def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
     The compaction logs were copied after the end of the log was determined, so they may extend
     beyond the ends of the queues.
     """
-    keys = store.known_queues.keys() if queues is None else queues
-    ends = {key: queue.disk_end if (queue := store.known_queue(*key)) else 0
+    keys = store.queues.readable.keys() if queues is None else queues
+    ends = {key: queue.disk_end if (queue := store.queues.find_readable(*key)) else 0
             for key in served_queues(store) if key in keys}
     cut = cut_compaction(store, ends)
     return Plan("restore", store.root, tuple(cut.actions), tuple(cut.steps),
@@ -432,7 +432,7 @@ def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NO
 
     # A store may have no index, because a broker can be configured to write none.
     if only is None:
-        only = frozenset({"consumequeue", "index"} if store.index_listing.files else {
+        only = frozenset({"consumequeue", "index"} if store.index.listing.files else {
             "consumequeue"})
     derived = RecoverOptions(only, given=given)
     return plan_recover(store.root, scratch, derived, silent)

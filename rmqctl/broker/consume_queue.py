@@ -106,13 +106,13 @@ def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueStat
     if rocksdb is not None:
         for rocks_queue in rocksdb.queues.values():
             yield recovered_in_rocksdb(rocks_queue)
-    for key, full_queue in store.plain_queues.items() if rocksdb is None else ():
+    for key, full_queue in store.queues.plain.items() if rocksdb is None else ():
         files = loaded(full_queue.files, version)
         queue = full_queue if files == full_queue.files else FileQueue(
             *key, full_queue.folder, files, full_queue.troubles, full_queue.file_size)
         with closing(queue):
             yield recovered(key, queue)
-    for key, batch in store.batch_queues.items() if version.batch_queues else ():
+    for key, batch in store.queues.batch.items() if version.batch_queues else ():
         yield recovered_batch(key, BatchQueue(*key, batch.folder, loaded(batch.files, version),
                                               batch.troubles, batch.file_size))
 
@@ -146,7 +146,7 @@ def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
     store.layout.require(store.root, PLAIN)
     if store.layout.consumequeue != "rocksdb" or not version.rocksdb_queues:
         return None
-    database = store.rocksdb  # None: the broker creates it
+    database = store.queues.rocksdb  # None: the broker creates it
     return InRocksdb({}, 0) if database is None else InRocksdb(
         database.queues, database.checkpoint, database.why_no_checkpoint, database.damage)
 

@@ -79,7 +79,7 @@ def get_message(view: View, topic: str, queue_id: int, offset: int,
     batch = batch_queue(store, topic, queue_id) if view.generation >= 5 else None
     if batch is not None:
         return _batch_answer(view, batch, offset, max_messages)
-    queue = store.queue(topic, queue_id)
+    queue = store.queues.find(topic, queue_id)
     if queue is None:  # a broker creates a queue on request, so it never answers otherwise
         return Answer(NO_MESSAGE, 0, 0, 0)
     return _plain_answer(view, queue, offset, max_messages)

@@ -48,7 +48,7 @@ def offset_by_time(view: View, topic: str, queue_id: int, when: int, *, upper: b
 
     Raises: UsageError for an unknown version, StoreIOError if the queue cannot be read.
     """
-    queue = view.store.queue(topic, queue_id)
+    queue = view.store.queues.find(topic, queue_id)
     if queue is not None:
         return _plain(view, queue, when, upper, like)
     batch = batch_queue(view.store, topic, queue_id)

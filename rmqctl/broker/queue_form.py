@@ -34,8 +34,8 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
     if store.layout.consumequeue != "file" or _is_told(store.sizes):
         return False
     # Queues of any kind, and configuration in files, belong to a broker with files.
-    if store.remembered or (not created and (
-            store.plain_queues or store.batch_queues or any(ext_files(store)))):
+    if store.config.remembered or (not created and (
+            store.queues.plain or store.queues.batch or any(ext_files(store)))):
         return False
     files = [f"{name}{end}" for name in SUPERSEDED for end in ("", ".bak")]
     if store.layout.config == "json" and any(

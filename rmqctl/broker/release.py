@@ -35,7 +35,7 @@ def judged(store: Store, given: str | None = None) -> Judged:
 
     Raises: UsageError.
     """
-    remembered = store.remembered.get("version")
+    remembered = store.config.remembered.get("version")
     stated = release_of(given) if given else remembered if is_release(remembered) else None
     if stated is not None:
         return Judged(str(stated), proven=True, candidates=(str(stated),))

@@ -30,7 +30,8 @@ from rmqctl.lazy_dataclass import dataclass
 from rmqctl.parse_values import Address
 from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.files import StoreFile, common_size, listing, queue_size
-from rmqctl.store.store import Sizes, Store
+from rmqctl.store.index.store_index import Index
+from rmqctl.store.store import Store
 from rmqctl.store.store_settings import MAX_INT, path_of
 
 Host = tuple[bytes, int]
@@ -212,7 +213,7 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
     """
     chosen = {name: value for name, value in given.items()
               if value is not None and not store.sizes.is_refuted(name, value)}
-    file = store.settings_file
+    file = store.config.recorded
     if file.notes:
         raise RefusedError(f"{file.notes[0]}; refusing to write while the store's settings are "
                            "unknown (repair or remove this file)")
@@ -265,9 +266,9 @@ def _sizes_of_files(store: Store, excluded: Container[str]) -> dict[str, int]:
     looks: dict[str, Callable[[], int | None]] = {
         "commitlog_file_size": lambda: common_size(store.log.files),
         "consumequeue_file_size": lambda: queue_size(
-            (queue.files for queue in store.queues.values()), consume_queue.UNIT_SIZE),
+            (queue.files for queue in store.queues.by_key.values()), consume_queue.UNIT_SIZE),
         "batch_consumequeue_file_size": lambda: queue_size(
-            (queue.files for queue in store.batch_queues.values()),
+            (queue.files for queue in store.queues.batch.values()),
             batch_consume_queue.UNIT_SIZE),
         "consumequeue_ext_file_size": lambda: queue_size(ext_files(store), 1)}
     sizes = {name: look() for name, look in looks.items() if name not in excluded}
@@ -278,9 +279,8 @@ def _shape_of_files(store: Store, chosen: Mapping[str, Any]) -> tuple[dict[str, 
     """Return the numbers of slots and entries in the index files ({} if unknown), and the reason
     why they are unknown.
     """
-    shape, why = Store(store.root, store.log_folders, Sizes(
-        index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),
-        current=True).index_shape()
+    shape, why = Index(store, chosen.get("index_slots"), chosen.get("index_max"),
+                       current=True).shape()
     return ({} if shape is None else dict(zip(_SHAPE, shape, strict=True))), why
 
 

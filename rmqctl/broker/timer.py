@@ -352,7 +352,7 @@ class TimerFiles:
         * physical offset of the message at that queue offset
         * number of messages from there
         """
-        queue = self.store.known_queue(TIMER_TOPIC, 0)
+        queue = self.store.queues.find_readable(TIMER_TOPIC, 0)
         if queue is None:
             return 0, _ANYWHERE, 0
         at = min(self._next_row(end, log_end, queue), self.checked.master_timer_queue_offset)
@@ -363,7 +363,7 @@ class TimerFiles:
 
     def next_row(self, end: int, log_end: int) -> int:
         """Return the queue offset at which a broker continues if the timer log ends at ``end``."""
-        queue = self.store.known_queue(TIMER_TOPIC, 0)
+        queue = self.store.queues.find_readable(TIMER_TOPIC, 0)
         return 0 if queue is None else self._next_row(end, log_end, queue)
 
     def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:

@@ -60,7 +60,7 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
 
     Raises: StoreIOError.
     """
-    queue = files.store.known_queue(TIMER_TOPIC, 0)
+    queue = files.store.queues.find_readable(TIMER_TOPIC, 0)
     by_key: dict[str, Timed] = {}
     last: Timed | None = None
     if queue is None:

@@ -328,7 +328,7 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
     if group == DELAY_GROUP:
         return end if situation.clamps else None
     least = 0
-    queue = view.store.queues.get(key)
+    queue = view.store.queues.by_key.get(key)
     try:
         if losses.made_from:
             if losses.least is None:

@@ -128,7 +128,7 @@ def _due_after(store: Store, queue_id: int, offset: int, when: int) -> tuple[Arr
     """Return (the entries of a level's queue, from the last one before ``offset`` back to the first
     one in a row that is due after the time ``when``; whether none of them is missing).
     """
-    queue = store.queue(SCHEDULE_TOPIC, queue_id)
+    queue = store.queues.find(SCHEDULE_TOPIC, queue_id)
     if queue is None:  # a database removes all entries of expired messages
         return np.zeros(0, UNIT.dtype()), store.layout.consumequeue == "rocksdb"
     parts: list[Array] = [np.zeros(0, UNIT.dtype())]

@@ -38,7 +38,7 @@ def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
     Raises: StoreIOError.
     """
     files = TimerFiles.of(store)
-    if not files.in_use and store.known_queue(TIMER_TOPIC, 0) is None:
+    if not files.in_use and store.queues.find_readable(TIMER_TOPIC, 0) is None:
         return
     seen = files.outlook(now, store.log.min_offset, store.log.end)
     states = np.select([seen.skipped, seen.unreachable, seen.gone], [1, 2, 3], 0)
@@ -59,7 +59,7 @@ def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
                 yield {**empty, "due": message.due, **_row(record, message.physical, 0 if (
                     record is None) else record.total_size), "state": MISSING}
     # Messages stored right before the broker ended.
-    queue = store.known_queue(TIMER_TOPIC, 0)
+    queue = store.queues.find_readable(TIMER_TOPIC, 0)
     for row in range(seen.row, seen.row + seen.waiting) if queue is not None else ():
         unit = None if queue is None else queue.unit(row)
         if unit is not None and unit.is_valid and not unit.is_filler:

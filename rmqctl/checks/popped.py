@@ -396,7 +396,7 @@ class _DeliveryJudge:
             return None, NO_QUEUE
         if offset >= bounds[1]:
             return None, BEYOND
-        queue = self._store.queue(*key)
+        queue = self._store.queues.find(*key)
         unit = None if queue is None or offset < bounds[0] else queue.unit(offset)
         record = None if unit is None else self._store.log.record_at(unit.physical_offset,
                                                                      unit.size)

@@ -201,18 +201,18 @@ class Gatherer:
         cannot be read.
         """
         evidence = HoleEntries()
-        keys = {*self._runs.keys, *self._store.queues, *self._store.batch_queues}
+        keys = {*self._runs.keys, *self._store.queues.by_key, *self._store.queues.batch}
         for key in sorted(keys):
             runs, misfits = chain(self._runs.of(key))
             self.holes[key] = holes(runs)
             if misfits:
                 self.misfits[key] = misfits
             try:
-                if key in self._store.queues:
-                    with closing(self._store.queues[key]) as queue:
+                if key in self._store.queues.by_key:
+                    with closing(self._store.queues.by_key[key]) as queue:
                         self._take(evidence, list(self._plain(key, queue, runs, evidence)))
-                if key in self._store.batch_queues:
-                    self._take(evidence, list(self._batched(key, self._store.batch_queues[key])))
+                if key in self._store.queues.batch:
+                    self._take(evidence, list(self._batched(key, self._store.queues.batch[key])))
             except StoreIOError as error:
                 evidence.unreadable.append(str(error))
         for start, columns in list(evidence.columns.items()):

@@ -135,7 +135,7 @@ def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
     if row is None:
         return False
     topic, queue_id, queue_offset, physical = row
-    queue = store.queue(topic, queue_id)
+    queue = store.queues.find(topic, queue_id)
     unit = queue.unit(queue_offset) if queue is not None else None
     return unit is not None and unit.physical_offset == physical
 
@@ -143,9 +143,9 @@ def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
 def _full_until(store: Store) -> int:
     """Return the end time (ms) of the newest full index file; 0 if no file is full."""
     newest = 0
-    for file in store.index_listing.files:
+    for file in store.index.listing.files:
         try:
-            index = store.open_index(file)
+            index = store.index.open(file)
         except (FormatError, StoreIOError):
             continue
         if index.header.index_count >= index.shape.max_entries:

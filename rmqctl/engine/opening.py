@@ -172,7 +172,7 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
     """
     view = broker_view(store, version)
     most = -1
-    for queue in store.queues.values():
+    for queue in store.queues.by_key.values():
         with closing(queue):
             most = max(most, queue.max_physical(view.bounds(queue).end))
     return most
@@ -244,9 +244,9 @@ def _newest_time(store: Store, state: LogState) -> int | None:
 def _index_ends(store: Store) -> set[int]:
     """Return the end times (ms) of the valid index files."""
     ends = set()
-    for file in store.index_listing.files:
+    for file in store.index.listing.files:
         with suppress(FormatError, StoreIOError):
-            ends.add(store.open_index(file).header.end_timestamp)
+            ends.add(store.index.open(file).header.end_timestamp)
     return ends
 
 
@@ -265,9 +265,9 @@ def untrusted_index(store: Store, state: LogState,
     start = _noted(store, state.end)
     doubtful: set[StoreFile] = set()
     headers: list[tuple[StoreFile, HeaderRecord | None]] = []
-    for file in store.index_listing.files:
+    for file in store.index.listing.files:
         try:
-            index = store.open_index(file)
+            index = store.index.open(file)
         except (FormatError, StoreIOError):
             start = min(start, store.log.min_offset)
             doubtful.add(file)

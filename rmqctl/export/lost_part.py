@@ -71,7 +71,7 @@ def lost_places(store: Store, queues: Queues) -> Iterator[LostPlace]:
     """
     for (topic, queue_id), losses in sorted(queues.items()):
         if losses.lost and not topic.startswith(LMQ_PREFIX):
-            queue = store.queue(topic, queue_id)
+            queue = store.queues.find(topic, queue_id)
             for first, end in losses.lost.runs().tolist():
                 for start in range(first, end, _BLOCK):
                     yield from _of_queue(queue, topic, queue_id, start, min(end, start + _BLOCK))

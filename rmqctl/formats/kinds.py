@@ -110,6 +110,8 @@ def bare_name(name: str) -> str:
 
 def base_offset(name: str) -> int | None:
     """Return the stream offset of a file's first byte, if the file name is an offset."""
+    if (offset := names.parse_offset(name)) is not None:
+        return offset
     name = bare_name(name)
     segment = tiered_names.parse_segment(name)
     return names.parse_offset(name) if segment is None else segment[0]
@@ -122,8 +124,10 @@ def from_path(parts: Sequence[str]) -> str | None:
     if not parts:
         return None
     *above, full = parts
-    name = bare_name(full)
     folder = above[-1] if above else ""
+    if names.parse_offset(full) is not None:
+        return _numbered(above, folder)
+    name = bare_name(full)
     if names.parse_offset(name) is not None:
         return _numbered(above, folder)
     if names.is_index_name(name):

@@ -231,7 +231,7 @@ class _Derived:
                 self._scratch.copy_in(root, os.path.join(folder, name))
             for further in ext:
                 self._scratch.copy_in(root, further)
-        left = [file.name for file in self._store.index_listing.files
+        left = [file.name for file in self._store.index.listing.files
                 if os.path.join(_INDEX, file.name) not in self._doomed]
         if self._indexes and left:
             self._scratch.copy_in(root, os.path.join(_INDEX, left[-1]))

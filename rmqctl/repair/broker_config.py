@@ -47,7 +47,7 @@ class Configured:
         """
         if self.topics_known or self.settings.profile.generation < 5:
             return self
-        plain = {topic for (topic, _), queue in store.queues.items() if queue.exists}
+        plain = {topic for (topic, _), queue in store.queues.by_key.items() if queue.exists}
         batch = self.batch_topics | (frozenset(topics) - plain)
         notes = self.notes
         if batch and not self.batch_topics and self.assumes_batch:
@@ -68,7 +68,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     Raises: the exceptions of `resolve`.
     """
     # Values that the store itself shows win over defaults.
-    light = store.light_queues
+    light = store.queues.light
     config = resolve(store, given, shown={
         "version": judged(store).release, "lmq": not light.own_ids,
         "multi_dispatch": not light.rows_optional,
@@ -80,26 +80,26 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     # Note guessed sizes, because a broker with others does not read the files.
     if origin["consumequeue_file_size"] == "default" and (
             into_files or store.layout.consumequeue != "rocksdb") and not any(
-            queue.files for queue in store.queues.values()):
+            queue.files for queue in store.queues.by_key.values()):
         notes.append(_queue_size(
             "consumequeue", settings.consumequeue_file_size, "mappedFileSizeConsumeQueue",
             "--consumequeue-file-size", "; 4.9.2 and releases up to 4.4.0 skip them"))
     if "default" in (origin["index_slots"], origin["index_max"]) and (
-            not store.index_listing.files):
+            not store.index.listing.files):
         notes.append(
             f"no index file shows the number of slots: assuming a broker's default, "
             f"{settings.index_slots:,} slots and {settings.index_max:,} entries (--index-slots, "
             "--index-max). A broker with another maxHashSlotNum finds no keys in such files and "
             "reports no error")
     # Topics with batch queues: by settings, by folders, by topics.json.
-    batch = settings.batch_topics | {topic for topic, _ in store.batch_queues}
+    batch = settings.batch_topics | {topic for topic, _ in store.queues.batch}
     topics_known = load_one(store, "topics.json").value is not None
     try:
-        batch |= Topics(store.root, settings, now_ms).batch_topics()
+        batch |= Topics(store.root, settings, now_ms, store).batch_topics()
     except RefusedError as error:  # a damaged config/topics.json must not stop a repair
         notes.append(f"{error}; topics with batch queues are recognized by their folders")
     assumes_batch = origin["batch_consumequeue_file_size"] == "default" and not any(
-        queue.files for queue in store.batch_queues.values())
+        queue.files for queue in store.queues.batch.values())
     if batch and assumes_batch:
         notes.append(_batch_size(settings))
     return Configured(settings, batch, tuple(notes), topics_known, assumes_batch,

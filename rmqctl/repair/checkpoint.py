@@ -56,7 +56,7 @@ def facts_of(store: Store) -> CheckpointFacts:
     """
     log_end = find_end(store)
     index = 0
-    for file in store.indexes_newest_first():
+    for file in store.index.newest_first():
         if file.header.index_count >= file.shape.max_entries:
             index = file.header.end_timestamp
             break
@@ -70,7 +70,7 @@ def _last_row(store: Store) -> int:
     if there is none.
     """
     places = [last_dispatched(store)]
-    for queue in store.batch_queues.values():
+    for queue in store.queues.batch.values():
         for number in range(len(queue.files) - 1, -1, -1):
             rows = queue.used(number)
             if len(rows):

@@ -58,8 +58,8 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
     for name, end in table.items():
         topic, _, queue_id = name.rpartition("-")
         queues[topic, int(queue_id)] = QueueLosses(end)
-    for key in {*store.batch_queues} - queues.keys():
-        queues[key] = QueueLosses(store.batch_queues[key].bounds(0)[1])
+    for key in {*store.queues.batch} - queues.keys():
+        queues[key] = QueueLosses(store.queues.batch[key].bounds(0)[1])
     unlisted = total - len(lost)
     unknown = unlisted if store.layout.is_dledger else 0
     gone: dict[QueueKey, OffsetRuns] = {}
@@ -125,7 +125,7 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
 
 
 def _end(store: Store, key: tuple[str, int]) -> int:
-    queue = store.queues.get(key)
+    queue = store.queues.by_key.get(key)
     if queue is None:
         return 0
     try:

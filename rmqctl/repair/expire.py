@@ -173,7 +173,7 @@ def _hours(span: int) -> str:
 
 def _expired_index(store: Store, after: int) -> Iterator[StoreFile]:
     """Yield the index files whose messages have all expired, except the last file (index.md §9)."""
-    for file in store.index_listing.files[:-1]:
+    for file in store.index.listing.files[:-1]:
         with FileSource(file.path) as source:
             raw = source.read(0, HEADER.size)
         if len(raw) < HEADER.size or HEADER.decode(raw).end_phy_offset >= after:
@@ -265,14 +265,14 @@ def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
     entry stays, because it determines the queue's next offset. Raises: StoreIOError.
     """
     out = QueuesExpired()
-    for key, queue in store.queues.items():
+    for key, queue in store.queues.by_key.items():
         with closing(queue):
             gone = _gone(out, queue.files, queue.file_size, consume_queue.UNIT, after)
             if after > before:
                 out.rows[key] = QueueStart(_first_row(queue, before), _first_row(queue, after))
         out.files += gone
         out.files += _gone_ext(store, key, queue.files[len(gone):], after)
-    for key, batch in store.batch_queues.items():
+    for key, batch in store.queues.batch.items():
         out.files += _gone(out, batch.files, batch.file_size, batch_consume_queue.UNIT, after)
         if after > before:
             out.rows[key] = QueueStart(_first_of_batch(batch, before),

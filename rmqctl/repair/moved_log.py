@@ -63,7 +63,7 @@ def created_queues(store: Store) -> bool:
     """Return whether repairs created all consume queue files, and no broker has started since then
     (the abort file is older). Such files do not show which form the broker uses.
     """
-    files = {os.path.relpath(file.path, store.root) for queue in store.plain_queues.values()
+    files = {os.path.relpath(file.path, store.root) for queue in store.queues.plain.values()
              for file in queue.files}
     with suppress(RmqctlError, OSError):
         begun = os.stat(store.path("abort")).st_mtime * 1000

@@ -155,7 +155,7 @@ class Puts(Changes):
         are needed to compute addresses.
         """
         make_folders(self.scratch.path(_PLAIN), durable=False)
-        folders = [(_INDEX, self.store.index_listing.files[-1:])]
+        folders = [(_INDEX, self.store.index.listing.files[-1:])]
         for topic, queue_id in keys:
             for structure, last in ((_PLAIN, -2), (_BATCH, -2), (_EXT, 0)):
                 folder = os.path.join(structure, topic, str(queue_id))
@@ -172,7 +172,7 @@ class Puts(Changes):
                                        folder, before, after, why))
 
     def _rocksdb(self, derived: Sequence[Derived], why: str) -> None:
-        present = self.store.rocksdb
+        present = self.store.queues.rocksdb
         writer = rocksdb.DatabaseWriter(self.scratch.path(_SCRATCH), lambda _key: False)
         try:
             if present is not None:

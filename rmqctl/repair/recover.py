@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from dataclasses import field, replace
 from functools import partial
 from typing import Any
@@ -155,17 +155,27 @@ def _assumed(saved: Salvage) -> dict[str, int]:
 
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
-    """Return the plan for the store at ``root``. Writes only derived files to ``scratch``, which
-    must exist until the plan is applied.
-
-    ``make``: the function that rebuilds, with the signature of
-    `rmqctl.repair.rebuild.rebuild.rebuild`.
+    """Return the plan for the store at ``root``, as `plan_opened` does.
 
     Raises: NotAStoreError, StoreIOError; RefusedError, also for sizes that contradict each other
     (see `configured` and `salvage`).
     """
-    with Store.open(root, options.commitlog_dirs, options.sizes) as opened, \
-            opened.before_unfinished() as store:
+    with Store.open(root, options.commitlog_dirs, options.sizes) as opened:
+        return plan_opened(opened, scratch, options, watch, make)
+
+
+def plan_opened(opened: Store, scratch: Scratch, options: RecoverOptions, watch: Watch,
+                make: Callable[..., Rebuilt] = rebuild) -> Plan:
+    """Return the plan for a store that was opened with the folders and sizes of ``options``. Writes
+    only derived files to ``scratch``, which must exist until the plan is applied.
+
+    ``make``: the function that rebuilds, with the signature of
+    `rmqctl.repair.rebuild.rebuild.rebuild`.
+
+    Raises: StoreIOError; RefusedError as `plan_recover`.
+    """
+    root, store = opened.root, opened.before_unfinished()
+    with nullcontext() if store is opened else store:
         if CONSUMEQUEUE in options.only:
             store.leave_damaged_out()
         refuse_other(store, options.form)
@@ -210,7 +220,7 @@ class _Planner:
         if self._options.only != {TABLE}:
             self._store.layout.require_writable(self._root, self._options.writes,
                                                 made_anew=True, mends=True)
-        database = self._store.rocksdb if in_rocksdb else None
+        database = self._store.queues.rocksdb if in_rocksdb else None
         if database is not None and CONSUMEQUEUE in self._options.only:
             self._before = self._rows_before()
         self._refuse_sources()
@@ -389,8 +399,8 @@ class _Planner:
             return
         if any(file.size for file in listing(self._root).files):
             self._refuse_log_in_root(files_in_root=True)
-        queue = next((queue for queue in store.known_queues.values() if queue.files), None)
-        if queue is not None or store.batch_queues or store.index_listing.files:
+        queue = next((queue for queue in store.queues.readable.values() if queue.files), None)
+        if queue is not None or store.queues.batch or store.index.listing.files:
             raise RefusedError(
                 f"{self._root}: no commitlog files found; refusing to remove the derived files. Is "
                 "the log elsewhere (--commitlog-dir) or not mounted?")
@@ -638,7 +648,8 @@ class _Planner:
         return rebuilt
 
     def _rows_before(self) -> int:
-        return sum(queue.disk_end - queue.first_index for queue in self._store.queues.values())
+        return sum(queue.disk_end - queue.first_index
+                   for queue in self._store.queues.by_key.values())
 
     def _in_rocksdb(self, saved: Salvage) -> None:
         """Rebuild the database of consume queues if it, or one of the selected queues in it, is
@@ -646,7 +657,7 @@ class _Planner:
         """
         store, options = self._store, self._options
         wants = partial(wants_queue, options.topic, options.queue)
-        others = None if options.topic is None else store.rocksdb
+        others = None if options.topic is None else store.queues.rocksdb
         damaged = RefusedError(
             f"{self._root}: the consume queue database is damaged, so entries of other topics "
             "would be lost; run `recover` without --topic to rebuild the entries of all topics")
@@ -656,17 +667,17 @@ class _Planner:
             try:
                 self._database = database = rocksdb.make(
                     saved.parts, self._root, self._configuration.settings, self._scratch,
-                    {} if store.rocksdb is None else store.rocksdb.queues, log_end=saved.log_end
-                    if COMMITLOG in options.only and others is None else None, jobs=options.jobs,
-                    progress=done, others=others, log=store.log,
+                    {} if store.queues.rocksdb is None else store.queues.rocksdb.queues,
+                    log_end=saved.log_end if COMMITLOG in options.only and others is None else None,
+                    jobs=options.jobs, progress=done, others=others, log=store.log,
                     wants=None if others is None else wants)
             except FormatError:
                 raise damaged from None
-        if rocksdb.is_right(store.rocksdb, database, store.log.min_offset, wants):
+        if rocksdb.is_right(store.queues.rocksdb, database, store.log.min_offset, wants):
             return
         why = ("consumequeue cannot be read, or is missing" if self._before is None else
-               "a part of consumequeue cannot be read" if store.rocksdb is not None
-               and (store.rocksdb.damage or store.rocksdb.has_unread) else
+               "a part of consumequeue cannot be read" if store.queues.rocksdb is not None
+               and (store.queues.rocksdb.damage or store.queues.rocksdb.has_unread) else
                "consumequeue lags behind the log" if self._before < database.rows else
                "consumequeue has wrong entries")
         self._take(rocksdb.steps(self._root, database, self._before, why))

@@ -276,6 +276,33 @@ def open_bytes(path: str) -> tuple[int, int]:
     raise StoreIOError(f"{path}: not a regular file or block device")
 
 
+def read_short(path: str, size: int, page: int, length: int) -> bytes | None:
+    """Return the first ``length`` bytes of a regular file of ``size`` bytes, if only a hole follows
+    its first ``page`` bytes. None: read the file as a `FileSource`.
+
+    For many small files, this takes half the time. Raises: StoreIOError.
+    """
+    if vfs.reader_of(path) is not None:
+        return None
+    stopping.check()
+    fd = open_any(path)
+    try:
+        if size > page:
+            try:
+                if os.lseek(fd, page, os.SEEK_DATA) < size:
+                    return None
+            except AttributeError:  # this system does not report holes
+                return None
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    return None
+        return os.pread(fd, min(size, length), 0)
+    except OSError as error:
+        raise StoreIOError.from_oserror(error, path, "read at offset 0 of") from None
+    finally:
+        os.close(fd)
+
+
 class FileSource(Closing):
     """A regular file, read by position. Use as a context manager or call `close`.
 

@@ -233,7 +233,7 @@ def _times(log: CommitLog, file: StoreFile) -> _Times | None:
 
 
 def _in_rocksdb(store: Store, name: str, filters: Filters) -> Iterator[PlanItem]:
-    for (topic, queue_id), queue in store.queues.items():
+    for (topic, queue_id), queue in store.queues.by_key.items():
         first, end = queue.first_index, queue.disk_end
         if first < end and filters.takes_topic(topic) and filters.takes_queue(queue_id):
             yield _rocks_item(name, queue, first, end)
@@ -280,8 +280,8 @@ def _queue_item(name: str, relative: str, file: StoreFile, topic: str, queue_id:
 
 
 def _indexes(store: Store, name: str) -> Iterator[PlanItem]:
-    _readable(store.index_listing.troubles)
-    for file in store.index_listing.files:
+    _readable(store.index.listing.troubles)
+    for file in store.index.listing.files:
         shape = _shape(store, file)
         count = index_entries(file, shape)
         if count:
@@ -299,7 +299,7 @@ def _index_item(name: str, file: StoreFile, shape: IndexShape | None, count: int
 def _shape(store: Store, file: StoreFile) -> IndexShape | None:
     """Return the layout of an index file; None if it cannot be determined from its content."""
     try:
-        index = store.open_index(file)
+        index = store.index.open(file)
     except FormatError:
         return None
     with closing(index):

@@ -48,8 +48,8 @@ def _proven(store: Any, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
         if size and _is_sure([file.size for file in files], size, values["commitlog_file_size"]):
             yield "commitlog_file_size", size
     for name, queues, unit in (
-            ("consumequeue_file_size", store.queues, consume_queue.UNIT_SIZE),
-            ("batch_consumequeue_file_size", store.batch_queues, batch_consume_queue.UNIT_SIZE)):
+            ("consumequeue_file_size", store.queues.by_key, consume_queue.UNIT_SIZE),
+            ("batch_consumequeue_file_size", store.queues.batch, batch_consume_queue.UNIT_SIZE)):
         if name not in values:
             continue
         size = queue_size((queue.files for queue in queues.values()), unit)
@@ -57,7 +57,7 @@ def _proven(store: Any, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
                              size, values[name]):
             yield name, size
     if {"index_slots", "index_max"} & values.keys():
-        shape, _ = store.index_shape()
+        shape, _ = store.index.shape()
         if shape is not None:
             yield "index_slots", shape[0]
             yield "index_max", shape[1]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -90,9 +90,9 @@ def collect(store: Store, view: View) -> Document:
     troubles += _checkpoint_trouble(store)
     if layout.reads("commitlog"):
         troubles += _log_troubles(store, items)
-    troubles += [trouble for queue in store.known_queues.values() for trouble in queue.troubles]
-    troubles += [trouble for queue in store.batch_queues.values() for trouble in queue.troubles]
-    troubles += store.index_listing.troubles
+    troubles += [trouble for queue in store.queues.readable.values() for trouble in queue.troubles]
+    troubles += [trouble for queue in store.queues.batch.values() for trouble in queue.troubles]
+    troubles += store.index.listing.troubles
     document["troubles"] = _summarised(store, troubles)
     return document
 
@@ -119,9 +119,9 @@ def _topics(store: Store, view: View, troubles: list[Trouble]) -> list[Document]
             bounds = view.bounds(queue)
         return bounds.first, bounds.end
 
-    for key, queue in store.queues.items():
+    for key, queue in store.queues.by_key.items():
         add(*key, "simple", queue.folder, partial(simple, queue))
-    for key, batches in store.batch_queues.items():
+    for key, batches in store.queues.batch.items():
         add(*key, "batch", batches.folder,
             partial(batches.bounds, store.log.min_offset, view.log_end))
     return [{"topic": topic, "messages": sum(row["messages"] for row in queues), "queues": queues}
@@ -139,10 +139,10 @@ def _sizes(store: Store) -> Document:
     """Return the sizes that a broker's configuration sets, determined from the files; None:
     unknown.
     """
-    queues = [queue for queue in store.known_queues.values() if queue.files]
+    queues = [queue for queue in store.queues.readable.values() if queue.files]
     # A queue of several files proves its file size; a single file may be truncated.
     sure = [queue for queue in queues if len(queue.files) > 1] or queues
-    shape = next((index.shape for index in store.indexes_newest_first()), None)
+    shape = next((index.shape for index in store.index.newest_first()), None)
     return {
         "commitlog_file_size": store.sizes.commitlog_file or (
             common_size(store.log.files) if store.layout.reads("commitlog") else None),
@@ -223,14 +223,18 @@ def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
     """
     items: list[Item] = []
     troubles: list[Trouble] = []
-    seen: set[tuple[int, int]] = set()
     logs = {vfs.abspath(folder) for folder in store.log_folders}
-    tops = [store.root, *sorted(logs)]
-    for top in tops:
+    root = os.path.join(vfs.abspath(store.root), "")
+    entered = _Entered()
+    for top in [store.root, *sorted(logs)]:
+        if top.startswith(root) and store.path(top[len(root):]) in entered.paths:
+            continue
+        if entered.paths:
+            entered.identify()
         # All files below a folder have its path as a prefix, so relative paths need no disk access.
         below, absolute = os.path.join(top, ""), vfs.abspath(top)
         from_root = os.path.join(_relative(store, top), "") if top != store.root else ""
-        for entry, info, folder in _files(top, seen, troubles, store.note_listed):
+        for entry, info, folder in _files(top, entered, troubles, store.queues.note_listed):
             path = from_root + entry.path.removeprefix(below)
             parts = tuple(path.split(os.sep))
             inside = folder[len(below):]  # without the folder itself
@@ -258,7 +262,35 @@ def _relative(store: Store, path: str) -> str:
     return vfs.abspath(path) if relative.startswith("..") else relative
 
 
-def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
+class _Entered:
+    """The folders that were entered. A system call identifies each of them as soon as a link or
+    another top may have the same folder again.
+    """
+
+    def __init__(self) -> None:
+        self.paths: dict[str, None] = {}
+        self._identities: set[tuple[int, int]] | None = None
+
+    def enter(self, folder: str) -> bool:
+        """Note a folder; return False if it was entered before. Raises: OSError."""
+        if self._identities is not None:
+            info = vfs.stat(folder)
+            if (info.st_dev, info.st_ino) in self._identities:
+                return False
+            self._identities.add((info.st_dev, info.st_ino))
+        self.paths[folder] = None
+        return True
+
+    def identify(self) -> None:
+        """From now on, identify folders. Folders that are deleted meanwhile are left out."""
+        if self._identities is None:
+            self._identities = set()
+            for folder in [*self.paths]:
+                with suppress(OSError):
+                    self.enter(folder)
+
+
+def _files(top: str, entered: _Entered, troubles: list[Trouble],
            note: Callable[[str, list[os.DirEntry[str]]], None]) -> Iterator[
                tuple[os.DirEntry[str], os.stat_result, str]]:
     """Yield (entry, stat, containing folder) for each regular file below ``top``.
@@ -269,14 +301,12 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
 
     ``note`` is called with the entries of each folder.
     """
-    stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
+    stack: list[tuple[str, int, int]] = [(top, 0, _MAX_DEPTH)]
     while stack:
-        folder, depth, deepest, status = stack.pop()
+        folder, depth, deepest = stack.pop()
         try:
-            info = vfs.stat(folder) if status is None else status
-            if (info.st_dev, info.st_ino) in seen:
+            if not entered.enter(folder):
                 continue
-            seen.add((info.st_dev, info.st_ino))
             entries = list(vfs.scandir(folder))
             note(folder, entries)
         except FileNotFoundError:
@@ -286,6 +316,9 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
             continue
         for entry in entries:
             try:
+                if depth < deepest and entry.is_dir(follow_symlinks=False):
+                    stack.append((entry.path, depth + 1, deepest))
+                    continue
                 info = entry.stat()
             except FileNotFoundError:
                 if entry.is_symlink():
@@ -306,8 +339,8 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                     continue  # a folder that does not belong to the store
                 troubles.append(Trouble(entry.path, "nested too deeply; not read", True))
             else:
-                stack.append((entry.path, depth + 1, min(deepest, _BEHIND_LINKS)
-                              if entry.is_symlink() else deepest, info))
+                entered.identify()
+                stack.append((entry.path, depth + 1, min(deepest, _BEHIND_LINKS)))
 
 
 def _is_own(top: str, path: str) -> bool:

@@ -45,13 +45,20 @@ INDEX_TRIES = 5
 _PAGE = 1 << 20
 
 
+class ListedIndex(Protocol):
+    """The index files of a `SnapshotStore`."""
+
+    @property
+    def listing(self) -> Listing: ...
+
+
 class SnapshotStore(LogAndQueues, Protocol):
     """The part of a store's interface that a snapshot needs."""
 
     log_folders: list[str]
 
     @property
-    def index_listing(self) -> Listing: ...
+    def index(self) -> ListedIndex: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def take(store: SnapshotStore) -> Snapshot:
     Raises: StoreIOError.
     """
     headers = {}
-    files = store.index_listing.files
+    files = store.index.listing.files
     for file in _changing(files):
         header = _steady_header(file)
         if header is not None:

@@ -14,23 +14,17 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmqctl import vfs
-from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
+from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
 from rmqctl.files.lock_probe import LockState, probe
-from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
-from rmqctl.formats.local.consume_queue import UnitRecord
-from rmqctl.formats.local.index_file import IndexShape
-from rmqctl.formats.local.names import INDEX_DIGITS
-from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import (
     TRANSACTION_COMMIT,
     TRANSACTION_MASK,
@@ -42,34 +36,25 @@ from rmqctl.store import live, log_folders
 from rmqctl.store.broker_conf import NO_CONF, BrokerConf
 from rmqctl.store.files import (
     Listing,
-    StoreFile,
     Trouble,
-    listing,
-    listing_of,
     log_listing,
     node_of,
 )
-from rmqctl.store.index.files import IndexFile, open_index
-from rmqctl.store.index.shape import Decided
-from rmqctl.store.layout import Layout, is_database, recognise, whose_log
+from rmqctl.store.index.store_index import Index
+from rmqctl.store.layout import Layout, recognise, whose_log
 from rmqctl.store.live import Snapshot
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.cut_off import CutOff, cut_off
 from rmqctl.store.log.once import cached_property
 from rmqctl.store.log.witness import StoreWitness
-from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import ConsumeQueue, FileQueue
-from rmqctl.store.store_settings import LOG_FOLDERS, Remembered, recall
+from rmqctl.store.queue.store_queues import StoreQueues
+from rmqctl.store.store_settings import LOG_FOLDERS, StoreConfig, recall
 
 if TYPE_CHECKING:
-    import numpy as np
 
-    from rmqctl.scan.queue_reach import Leads, LightQueues
-    from rmqctl.store.config.rocksdb import ConfigPart
     from rmqctl.store.log.chain import LeftOver
     from rmqctl.store.log.dledger import Node
     from rmqctl.store.repair_losses import RepairLosses
-    from rmqctl.store.rocksdb.queues import RocksQueues
     from rmqctl.store.version_hints import VersionEvidence
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
@@ -175,13 +160,10 @@ class Store(Closing):
                  moment: Snapshot | None = None, *, current: bool = False) -> None:
         self.root, self.log_folders, self.sizes = root, log_folders, sizes
         self._moment, self._current = moment, current
-        self._queues: dict[tuple[str, int], FileQueue] = {}
-        self._lent: dict[tuple[str, int], FileQueue] = {}
+        self.queues = StoreQueues(self, sizes.consumequeue_file)
+        self.index = Index(self, sizes.index_slots, sizes.index_max)
+        self.config = StoreConfig(self, sizes.conf.values)
         self._evidence: StoreWitness | None = None
-        self._shapes_met: dict[str, Decided] = {}
-        self._shapes_lent: dict[str, Decided] | None = None
-        self._listings: dict[str, Listing] = {}
-        self._as_is: RocksQueues | None = None
         self._seen_end = 0
         self._uses: tuple[str, ...] = ()
 
@@ -239,7 +221,7 @@ class Store(Closing):
             sizes = as_files_are(cls(root, folders, Sizes(), current=True), sizes)
         store = cls(root, folders, sizes)
         if any(map(vfs.is_mounted, (root, *folders))):  # here a file that changes is an error
-            store._shapes_lent = store._shapes_met
+            store.index.keep_shapes()
             store._uses = root, *folders
             for place in store._uses:
                 vfs.use(place, 1)
@@ -252,20 +234,6 @@ class Store(Closing):
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.root, *parts)
-
-    @cached_property
-    def settings_file(self) -> Remembered:
-        """The settings that `init` recorded for the store, and descriptions of the faults of their
-        file.
-        """
-        return recall(self.root)
-
-    @property
-    def remembered(self) -> dict[str, Any]:
-        """The valid values of `settings_file`, by the names of
-        `rmqctl.store.store_settings.KEYS`.
-        """
-        return self.settings_file.values
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
@@ -286,7 +254,7 @@ class Store(Closing):
         """
         if not self._log_is_known or self.snapshot is not None:
             return None
-        return cut_off(self.root, self._log)
+        return cut_off(self.root, self.log_as_it_is)
 
     @cached_property
     def repair_losses(self) -> RepairLosses:
@@ -294,14 +262,14 @@ class Store(Closing):
         from rmqctl.store.repair_losses import repair_losses  # look-ups rarely need it
 
         cut = self.cut_off
-        return repair_losses(self.root, self._log, None if cut is None else cut.end)
+        return repair_losses(self.root, self.log_as_it_is, None if cut is None else cut.end)
 
     def up_to(self, end: int) -> Store:
         """Return a view of this store whose log ends at the physical offset ``end``. The caller
         closes it.
         """
         return Store(self.root, self.log_folders, self.sizes, Snapshot(
-            end, frozenset(file.name for file in self.index_listing.files)))
+            end, frozenset(file.name for file in self.index.listing.files)))
 
     def before_unfinished(self) -> Store:
         """Return a view of this store whose log ends before an incomplete record that a broker did
@@ -330,7 +298,7 @@ class Store(Closing):
             time.sleep(_PAUSE)
         return None
 
-    def _log_end_now(self, beyond: int) -> int:
+    def log_end_now(self, beyond: int) -> int:
         """Return the current end of the log, to check rows that point beyond the end of the
         snapshot.
 
@@ -345,13 +313,13 @@ class Store(Closing):
     def layout(self) -> Layout:
         """The layout of the store, including the structures that cannot be read."""
         return recognise(self.root, self.log_folders, self._queues_reach_end,
-                         lambda: self.rocksdb, self.sizes.conf.store_type,
+                         lambda: self.queues.rocksdb, self.sizes.conf.store_type,
                          decided=self.sizes.decided)
 
     def _queues_reach_end(self) -> bool:
         """Return whether the plain consume queues have an entry for the last message of the log."""
         reach = -1
-        for queue in self.plain_queues.values():
+        for queue in self.queues.plain.values():
             try:
                 with closing(queue):
                     reach = max(reach, queue.max_physical(queue.written))
@@ -360,7 +328,7 @@ class Store(Closing):
         if reach < 0:
             return False
         try:
-            for batch in self._log.walk(reach):
+            for batch in self.log_as_it_is.walk(reach):
                 kind = batch.column("sys_flag") & TRANSACTION_MASK
                 if ((kind == TRANSACTION_NONE) | (kind == TRANSACTION_COMMIT)).any():
                     return False
@@ -383,20 +351,21 @@ class Store(Closing):
         """
         if not self._log_is_known:
             self.layout.require(self.root, "commitlog")
-        return self._log
+        return self.log_as_it_is
 
     @cached_property
     def _log_is_known(self) -> bool:
         return self.sizes.decided or not whose_log(self.root, self.log_folders)
 
     @cached_property
-    def _log(self) -> CommitLog:
+    def log_as_it_is(self) -> CommitLog:
+        """The log of `log_folders`, even if several logs are possible."""
         witness = self._evidence = self._evidence or self.new_witness()
         files = [replace(file, witness=witness)
                  for listed in self._log_listings for file in listed.files]
         size = self.sizes.commitlog_file
         if size is None and not files:
-            size = self.remembered.get("commitlog_file_size")
+            size = self.config.remembered.get("commitlog_file_size")
         if self.snapshot is not None:
             files = live.log_files(files, self.snapshot.log_end)
         elif self.left_over is not None:
@@ -449,70 +418,7 @@ class Store(Closing):
     def log_troubles(self) -> list[Trouble]:
         return [trouble for listed in self._log_listings for trouble in listed.troubles]
 
-    # -- consumequeues ------------------------------------------------------------------------
-
-    def _queue_files(self, files: list[StoreFile], unit: np.dtype[Any]) -> list[StoreFile]:
-        if self.snapshot is None:
-            return files
-        return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
-
-    def listed(self, folder: str) -> Listing:
-        """Return the listing of a folder of queues, or of the files of one queue; cached after the
-        first call.
-        """
-        if folder not in self._listings:
-            _ = self.snapshot  # as for the log
-            self._listings[folder] = listing(folder)
-        return self._listings[folder]
-
-    def note_listed(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Save the caller's listing of a folder for later calls of `listed`."""
-        if folder.startswith(self._tops_of_queues) and folder not in self._listings:
-            self._listings[folder] = listing_of(entries)
-
-    @cached_property
-    def _tops_of_queues(self) -> tuple[str, str]:
-        _ = self.snapshot  # as for the log
-        return self.path("consumequeue"), self.path("batchconsumequeue")
-
-    def _queue_folders(self, structure: str) -> Iterator[tuple[str, int, Listing, str]]:
-        top = self.path(structure)
-        for topic in self.listed(top).folders:
-            folder = os.path.join(top, topic)
-            for name in sorted(self.listed(folder).folders, key=lambda n: (len(n), n)):
-                if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID:
-                    queue_folder = os.path.join(folder, name)
-                    yield topic, int(name), self.listed(queue_folder), queue_folder
-
-    @property
-    def queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """All plain consume queues that a broker reads, by (topic, queue id), in the order of their
-        folders or keys.
-
-        Raises: UnsupportedError if the queues, or the log to which they point, cannot be read.
-        """
-        self.layout.require(self.root, "consumequeue")
-        if self.layout.consumequeue != "rocksdb":
-            return self.plain_queues
-        return {} if self.rocksdb is None else self.rocksdb.queues
-
-    @property
-    def known_queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """The queues, for code that can do without them: empty if they cannot be read."""
-        return self.queues if self.layout.reads("consumequeue") else {}
-
-    @cached_property
-    def plain_queues(self) -> dict[tuple[str, int], FileQueue]:
-        """The queues in files, even if a broker reads others."""
-        size = self.sizes.consumequeue_file
-        unit = consume_queue.dtype()
-        if self._lent:
-            return {key: queue.again() for key, queue in self._lent.items()}
-        self._lent = {(topic, queue): FileQueue(topic, queue, folder,
-                                                self._queue_files(listed.files, unit),
-                                                listed.troubles, size)
-                      for topic, queue, listed, folder in self._queue_folders("consumequeue")}
-        return self._lent
+    # -- views --------------------------------------------------------------------------------
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
         """Lend the known queues and shapes of index files to another view of the store.
@@ -520,49 +426,9 @@ class Store(Closing):
         ``evidence``: whether to also lend the evidence of record positions.
         """
         if self.snapshot is None:
-            to._lent, to._shapes_lent = self._lent, self._shapes_met
+            to.queues.borrow(self.queues)
+            to.index.borrow(self.index)
             to._evidence = self._evidence if evidence else None
-
-    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return one queue; only its own folder is listed.
-
-        Raises: UnsupportedError like `queues`.
-        """
-        self.layout.require(self.root, "consumequeue")
-        if self.layout.consumequeue == "rocksdb":
-            return self.queues.get((topic, queue_id))
-        return self.plain_queue(topic, queue_id)
-
-    def plain_queue(self, topic: str, queue_id: int) -> FileQueue | None:
-        """Return one queue of `plain_queues`; None if it does not exist. Only its own folder is
-        listed.
-        """
-        key = topic, queue_id
-        if key not in self._queues and key in self._lent:
-            self._queues[key] = self._lent[key].again()
-        elif key not in self._queues:
-            folder = self.path("consumequeue", topic, str(queue_id))
-            if not topic or "/" in topic or "\0" in topic or not vfs.isdir(folder):
-                return None
-            listed = self.listed(folder)
-            files = self._queue_files(listed.files, consume_queue.dtype())
-            self._queues[key] = FileQueue(topic, queue_id, folder, files, listed.troubles,
-                                          self.sizes.consumequeue_file)
-        return self._queues[key]
-
-    @cached_property
-    def rocksdb(self) -> RocksQueues | None:
-        """The opened database of consume queues; None if the database does not exist.
-
-        Raises: FormatError, StoreIOError and MissingExtraError like `Database.open`.
-        """
-        folder = self.path("consumequeue")
-        if not is_database(folder):
-            return None
-        from rmqctl.store.rocksdb.queues import RocksQueues
-
-        return RocksQueues(folder, self._leads_to_its_message,
-                           None if self.snapshot is None else self.snapshot.log_end)
 
     def leave_damaged_out(self) -> None:
         """From now on, ignore a database of consume queues that cannot be opened: the calling
@@ -572,168 +438,7 @@ class Store(Closing):
         self.layout = replace(self.layout, damaged=frozenset(), unread={
             name: why for name, why in self.layout.unread.items() if name not in damaged})
         if damaged:
-            self.rocksdb = None
-
-    def _leads_to_its_message(self, queue: ConsumeQueue, queue_offset: int,
-                              unit: UnitRecord) -> bool:
-        try:
-            record = self._log.record_at(unit.physical_offset, unit.size)
-        except StoreIOError:
-            return False
-        return record is not None and (queue.topic.startswith(LMQ_PREFIX) or (
-            record.topic, record.queue_id, record.queue_offset) == (
-                os.fsencode(queue.topic), queue.queue_id, queue_offset))
-
-    def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """Return the existing plain queues as evidence of record positions, even if a broker does
-        not read these queues.
-
-        They come from files or, if there are no files, from a database, including its left-over
-        rows. No record is read. Unreadable parts are omitted.
-        """
-        return self.plain_queues or self._rocksdb_as_is
-
-    @cached_property
-    def _rocksdb_as_is(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        if not is_database(self.path("consumequeue")):
-            return {}
-        from rmqctl.store.rocksdb.queues import RocksQueues
-
-        try:
-            self._as_is = RocksQueues(self.path("consumequeue"))
-        except RmqctlError:
-            return {}
-        return self._as_is.queues
-
-    def row_as_evidence(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return one queue of `rows_as_evidence`; None if it does not exist."""
-        return self.plain_queue(topic, queue_id) or self._rocksdb_as_is.get((topic, queue_id))
-
-    def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return one queue, for code that can do without it; None if the consume queues cannot be
-        read.
-        """
-        return self.queue(topic, queue_id) if self.layout.reads("consumequeue") else None
-
-    @cached_property
-    def light_queues(self) -> LightQueues:
-        """The known facts about the light queues of the store; `leads` checks their entries."""
-        from rmqctl.store.queue.light_queues import light_queues_of
-
-        settings = self.remembered | self.sizes.conf.values
-        return light_queues_of(self.known_queues, settings, self.generation)
-
-    @property
-    def leads(self) -> Leads:
-        from rmqctl.store.queue.light_queues import leading
-
-        return partial(leading, self.known_queues)
-
-    @cached_property
-    def batch_queues(self) -> dict[tuple[str, int], BatchQueue]:
-        """All batch consumequeues (5.x) by (topic, queue id)."""
-        unit = batch_consume_queue.dtype()
-        return {(topic, queue): BatchQueue(topic, queue, folder,
-                                           self._queue_files(listed.files, unit), listed.troubles)
-                for topic, queue, listed, folder in self._queue_folders("batchconsumequeue")}
-
-    # -- index --------------------------------------------------------------------------------
-
-    @cached_property
-    def index_listing(self) -> Listing:
-        listed = listing(self.path("index"), INDEX_DIGITS)
-        if self.snapshot is not None:
-            listed.files = [file for file in listed.files if file.name in self.snapshot.index_names]
-        return listed
-
-    def open_index(self, file: StoreFile) -> IndexFile:
-        """Open an index file.
-
-        Raises: FormatError if the file's shape is unknown, StoreIOError if it is unreadable.
-        """
-        if self.snapshot is None or file.name not in self.snapshot.index_headers:
-            return self._open_index(file)
-        for _ in range(live.INDEX_TRIES - 1):
-            try:  # a header that is older than the slots fits no shape, but the next one may
-                index = self._open_index(file)
-                break
-            except FormatError:
-                continue
-        else:
-            index = self._open_index(file)
-        return live.fixed(index, self.snapshot.index_headers[file.name])
-
-    def _open_index(self, file: StoreFile) -> IndexFile:
-        lent = None if self._shapes_lent is None else self._shapes_lent.get(file.path)
-        index = open_index(file, self.sizes.index_slots, self.sizes.index_max,
-                           self._shapes_said(file), lent)
-        if self._shapes_lent is not None:
-            self._shapes_lent[file.path] = Decided(index.shape, index.sure)
-        return index
-
-    def _shapes_said(self, file: StoreFile) -> Iterator[IndexShape]:
-        """Yield shapes that an index file may have: first from store.json, then from other index
-        files of the same size.
-        """
-        slots, most = self.remembered.get("index_slots"), self.remembered.get("index_max")
-        if slots is not None and most is not None:
-            yield IndexShape(slots, most)
-        for size, shape in self._index_shapes.items():
-            if size == file.size:
-                yield shape
-
-    @cached_property
-    def _index_shapes(self) -> dict[int, IndexShape]:
-        """For each file size: the shape that the contents of most examined index files of this size
-        prove.
-        """
-        votes: dict[int, Counter[IndexShape]] = {}
-        for file in self.index_listing.files:
-            shapes = votes.setdefault(file.size, Counter())
-            if shapes.total() >= _INDEX_VOTERS:
-                continue
-            try:
-                index = open_index(file)
-            except (FormatError, StoreIOError):
-                continue
-            index.close()
-            if index.sure and index.header.entries:
-                shapes[index.shape] += 1
-        return {size: shapes.most_common(1)[0][0] for size, shapes in votes.items() if shapes}
-
-    def index_shape(self) -> tuple[IndexShape | None, str]:
-        """Return (shape of the index files, reason).
-
-        The newest file that proves a shape decides. If no file proves a shape, the result is (None,
-        reason); if there are no index files, (None, "").
-        """
-        why = ""
-        for file in reversed(self.index_listing.files):
-            if not file.size:
-                continue
-            try:
-                index = self.open_index(file)
-            except (FormatError, StoreIOError) as error:
-                why = why or str(error)
-                continue
-            index.close()
-            if index.sure:
-                return index.shape, ""
-            why = why or (f"{file.path}: cannot determine the number of hash slots; pass "
-                          "--index-slots and --index-max")
-        return None, why
-
-    def indexes_newest_first(self) -> Iterator[IndexFile]:
-        """Yield the readable index files. Other index files are omitted; `verify` names them."""
-        for file in reversed(self.index_listing.files):
-            try:
-                index = self.open_index(file)
-            except (FormatError, StoreIOError):
-                continue
-            try:
-                yield index
-            finally:
-                index.close()
+            self.queues.without_database()
 
     # -- small files --------------------------------------------------------------------------
 
@@ -752,19 +457,6 @@ class Store(Closing):
             return checkpoint_format.parse(self.read_small("checkpoint", most=1 << 16))
         except (StoreIOError, FormatError):
             return None
-
-    @cached_property
-    def config_parts(self) -> dict[str, ConfigPart]:
-        """For each file of ``config/`` that a database replaces: the part of the database with its
-        content.
-
-        Empty if no file is replaced, or if rmqctl does not read this layout.
-        """
-        if self.layout.config == "json" or not self.layout.reads("config"):
-            return {}
-        from rmqctl.store.config.rocksdb import read_config
-
-        return read_config(self.root, self.layout.config)
 
     @property
     def has_abort(self) -> bool:
@@ -795,10 +487,6 @@ class Store(Closing):
         uses, self._uses = self._uses, ()
         for place in uses:
             vfs.use(place, -1)
-        for opened in (self.__dict__.pop("rocksdb", None), self._as_is):
-            if opened is not None:
-                opened.close()
-        if "_log" in self.__dict__:
-            self._log.close()
-        for queue in (*self._queues.values(), *self.__dict__.get("plain_queues", {}).values()):
-            queue.close()
+        if "log_as_it_is" in self.__dict__:
+            self.log_as_it_is.close()
+        self.queues.close()

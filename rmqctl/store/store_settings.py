@@ -1,4 +1,5 @@
-"""The settings in ``STORE/.rmqctl/store.json``: the configuration for which a store was created.
+"""The settings of a store, and ``STORE/.rmqctl/store.json``: the configuration for which a store
+was created.
 
 `init` writes this file; a broker does not use it. A value in this file is used only if the other
 files of the store do not determine it. A damaged or invalid file is reported and otherwise ignored.
@@ -7,15 +8,20 @@ files of the store do not determine it. A damaged or invalid file is reported an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import delay
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource
+from rmqctl.store.log.once import cached_property
+
+if TYPE_CHECKING:
+    from rmqctl.store.config.rocksdb import ConfigPart
+    from rmqctl.store.layout import Layout
 
 FOLDER = ".rmqctl"
 NAME = "store.json"
@@ -130,3 +136,53 @@ def recall(root: str) -> Remembered:
 
 def _useless(path: str, reason: str) -> Remembered:
     return Remembered(notes=(f"{path}: {reason}",))
+
+
+class ConfigOwner(Protocol):
+    """The part of the interface of `rmqctl.store.store.Store` that its configuration needs."""
+
+    root: str
+
+    @property
+    def layout(self) -> Layout: ...
+
+
+class StoreConfig:
+    """The settings of a store, and the parts of its configuration that are in a database.
+
+    ``conf``: values of the broker's own configuration file.
+    """
+
+    def __init__(self, store: ConfigOwner, conf: Mapping[str, Any]) -> None:
+        self._store, self._conf = store, conf
+
+    @cached_property
+    def recorded(self) -> Remembered:
+        """The settings that `init` recorded for the store, and descriptions of the faults of their
+        file.
+        """
+        return recall(self._store.root)
+
+    @property
+    def remembered(self) -> dict[str, Any]:
+        """The valid values of `recorded`, by the names of `rmqctl.store.store_settings.KEYS`."""
+        return self.recorded.values
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The known values of settings: those of the broker's file have priority."""
+        return {**self.remembered, **self._conf}
+
+    @cached_property
+    def parts(self) -> dict[str, ConfigPart]:
+        """For each file of ``config/`` that a database replaces: the part of the database with its
+        content.
+
+        Empty if no file is replaced, or if rmqctl does not read this layout.
+        """
+        layout = self._store.layout
+        if layout.config == "json" or not layout.reads("config"):
+            return {}
+        from rmqctl.store.config.rocksdb import read_config
+
+        return read_config(self._store.root, layout.config)

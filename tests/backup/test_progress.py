@@ -55,7 +55,7 @@ def save(root: Path, offset: int, *, bak: int | None = None) -> None:
     """The progress of a group and of the delay service, as a broker saves it."""
     config = root / "config"
     with Store.open(str(root)) as store:
-        topic, queue_id = min(store.queues)
+        topic, queue_id = min(store.queues.by_key)
     for suffix, value in (("", offset), (".bak", offset if bak is None else bak)):
         (config / f"consumerOffset.json{suffix}").write_text(json.dumps(
             {"offsetTable": {f"{topic}@G": {queue_id: value}}}))
@@ -245,14 +245,14 @@ def test_lowered_files_keep_their_form(growing: Growing, quote: str) -> None:
     """Light queues have a table of their own; a broker writes queue ids without quotes."""
     root = growing(0, 20)
     with Store.open(str(root)) as store:
-        topic, queue_id = min(store.queues)
+        topic, queue_id = min(store.queues.by_key)
         text = (f'{{"dataVersion":{{"counter":4}},"lmqOffsetTable":{{"{topic}@%LMQ%g":999,"x":7}},'
                 f'"offsetTable":{{"{topic}@G":{{{quote}{queue_id}{quote}:999}},'
                 f'"without group":{{{quote}0{quote}:999}}}}}}').encode()
         name = "config/lmqConsumerOffset.json"
         changed = lowered_files(store, {name: text, f"{name}.bak": b"{", "config/other": text})
-        end = store.queues[topic, queue_id].disk_end
-        light = store.queues.get((topic, 0))
+        end = store.queues.by_key[topic, queue_id].disk_end
+        light = store.queues.by_key.get((topic, 0))
     content, count = changed.pop(name)
     assert not changed
     value = json.loads(content) if quote else json.loads(
@@ -328,7 +328,7 @@ def test_transactions_that_ended_later_are_checked_again(
     root = golden_copy("4.9.3/transaction/store")
     half, op = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
     with Store.open(str(root)) as store:
-        ends = {topic: store.queues[topic, 0].disk_end for topic in (half, op)}
+        ends = {topic: store.queues.by_key[topic, 0].disk_end for topic in (half, op)}
         places = [int(place) for batch in store.log.walk() for place in batch.offset]
         first = next(place for place in places
                      if (record := store.log.record_at(place)) is not None

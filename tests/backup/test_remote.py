@@ -62,7 +62,8 @@ def offsets(store: Any) -> list[Any]:
 
 
 def bounds(store: Any) -> dict[Any, tuple[int, int]]:
-    return {key: (queue.first_index, queue.disk_end) for key, queue in store._store.queues.items()}
+    return {key: (queue.first_index, queue.disk_end)
+            for key, queue in store._store.queues.by_key.items()}
 
 
 def alike(store: Path, other: Path, config: bool = True) -> None:

@@ -82,13 +82,13 @@ def test_damage_is_the_same_with_either_kernel(name, golden_copy, monkeypatch):
             data[at:at + length] = bytes(len(data[at:at + length])) if kind == "zeros" else (
                 bytes(byte ^ 4 for byte in data[at:at + length]))
         Path(file.path).write_bytes(data)
-        found = []
+        seen = []
         for kernel in ("compiled", "python"):
             with using(kernel), Store.open(Path(store.root)) as view:
-                found.append([copying.damage_in(view, start, end)
+                seen.append([copying.damage_in(view, start, end)
                               for start in (first, places[7], places[-3])])
-        assert found[0] == found[1]
-        assert not found[0][0][0] if kind == "sound" else True
-        damaged += bool(found[0][0][0])
+        assert seen[0] == seen[1]
+        assert not seen[0][0][0] if kind == "sound" else True
+        damaged += bool(seen[0][0][0])
         Path(file.path).write_bytes(before)
     assert damaged >= 8

@@ -64,7 +64,7 @@ def test_entries_that_the_json_files_have_are_no_loss(golden_copy: GoldenFolder)
     before = losses(ask(root, "4.9.3"))
     assert before == CONFIG
     with Store.open(root) as store:
-        value = store.config_parts["topics.json"].value
+        value = store.config.parts["topics.json"].value
         assert value is not None
         topics = dict(list(value["topicConfigTable"].items())[:5])
     (root / "config/topics.json").write_text(json.dumps({"topicConfigTable": topics}))
@@ -97,7 +97,7 @@ def test_messages_of_the_compaction_log_alone(golden_copy: GoldenFolder, rmqctl:
         start = store.log.min_offset
     without_expired_rows(root, start)
     with Store.open(root) as store:
-        for (topic, queue_id), queue in store.queues.items():
+        for (topic, queue_id), queue in store.queues.by_key.items():
             kept = CompactionQueue.open(store, topic, queue_id)
             if kept is None:
                 continue

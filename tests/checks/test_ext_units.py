@@ -45,7 +45,7 @@ def test_units_by_address(name: str, golden: GoldenFolder) -> None:
     root = golden(name)
     asked = 0
     with Store.open(root) as store:
-        for (topic, queue_id), queue in store.queues.items():
+        for (topic, queue_id), queue in store.queues.by_key.items():
             walked = {int(file.name) + step.at: step.unit
                       for file in (root / f"consumequeue_ext/{topic}/{queue_id}").iterdir()
                       for step in ext.walk(file.read_bytes()) if step.unit}

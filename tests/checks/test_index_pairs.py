@@ -46,7 +46,7 @@ def test_times_of_entries_count_beside_damage(tmp_path: Path) -> None:
     store = tiny_stores.build(tmp_path / "store", tiny_stores.DEFAULT * 4, index_max=128)
     file = store.files("index")[0]
     with Store.open(store.root) as opened:
-        index = opened.open_index(opened.index_listing.files[0])
+        index = opened.index.open(opened.index.listing.files[0])
         slots, entry = index.shape.slots, index.entry(5)
         index.close()
     assert entry is not None

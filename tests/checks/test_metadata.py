@@ -440,7 +440,7 @@ def test_what_the_first_log_files_had_is_counted_by_topic(golden_copy: GoldenFol
     with Store.open(root) as store:
         start = store.log.min_offset
         lost = 0
-        for (topic, _), queue in store.plain_queues.items():
+        for (topic, _), queue in store.queues.plain.items():
             if topic == "TP_audit_Event0":
                 bound = queue.units(queue.first_index, 1000)
                 lost += sum(0 < unit["size"] and unit["physical_offset"] < start for unit in bound)

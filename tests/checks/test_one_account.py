@@ -312,7 +312,7 @@ def test_what_was_not_read_is_not_lost(hurt: Damage, golden_copy: GoldenFolder) 
 
 def entry_places(root: Path) -> list[int]:
     with Store.open(str(root)) as store:
-        return [entry.physical_offset for index in store.indexes_newest_first()
+        return [entry.physical_offset for index in store.index.newest_first()
                 for number in range(1, index.count)
                 if (entry := index.entry(number)) is not None]
 

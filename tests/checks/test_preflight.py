@@ -150,7 +150,7 @@ def test_duplicates_and_lost_entries_of_the_index(golden, golden_store: GoldenSe
 def _entries(root: Path) -> Counter[tuple[int, int]]:
     counts: Counter[tuple[int, int]] = Counter()
     with Store.open(root, (), SHAPE) as store:
-        for index in store.indexes_newest_first():
+        for index in store.index.newest_first():
             for number in range(1, index.count):
                 entry = index.entry(number)
                 assert entry is not None
@@ -239,7 +239,8 @@ def test_an_empty_log_destroys_every_queue(golden_copy, version: str, abort: boo
 def test_a_single_deleted_queue_never_comes_back(golden_copy, version: str):
     root = golden_copy(f"{version}/basic/store")
     with Store.open(root) as store:
-        (topic, queue_id), queue = max(store.queues.items(), key=lambda pair: pair[1].written)
+        (topic, queue_id), queue = max(store.queues.by_key.items(),
+                                       key=lambda pair: pair[1].written)
         rows = queue.written
     shutil.rmtree(root / "consumequeue" / topic / str(queue_id))
     prediction = ask(root, version)

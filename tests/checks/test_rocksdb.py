@@ -159,7 +159,7 @@ def test_entries_before_the_checkpoint_are_missing_beside_a_running_broker(golde
     """What the data base says it has flushed is not in memory only."""
     store = golden_copy("5.3.3/rocksdb-crash/before")
     with Store.open(store) as opened:
-        gone = next(key for key, queue in opened.queues.items()
+        gone = next(key for key, queue in opened.queues.by_key.items()
                     if queue.topic == "SCHEDULE_TOPIC_XXXX" and queue.disk_end == 1)
     with Changing(store) as (rows, offsets):
         del rows[keys.row_key(gone[0].encode(), gone[1], 0)]
@@ -229,7 +229,7 @@ def test_a_damaged_block_of_rows(golden_copy):
         if finding["topic"]:
             unread[finding["topic"]] += finding["count"]
     with Store.open(store) as opened:
-        readable = sum(int((rows["size"] > 0).sum()) for queue in opened.queues.values()
+        readable = sum(int((rows["size"] > 0).sum()) for queue in opened.queues.by_key.values()
                        for _, rows in queue.pages(queue.first_index, queue.disk_end))
     assert readable > 100
     assert unread.total() + readable == 387
@@ -278,7 +278,7 @@ def test_a_lost_write_ahead_log_is_no_loss(golden_copy):
 def test_rows_that_contradict_the_log(golden_copy):
     store = golden_copy(SOUND)
     with Store.open(store) as opened:
-        queue = opened.queue("TP_audit_Topic", 0)
+        queue = opened.queues.find("TP_audit_Topic", 0)
         rows = [queue.unit(number) for number in range(5)]
     with Changing(store) as (table, _):
         table[keys.row_key(b"TP_audit_Topic", 0, 3)] = keys.ROW.build((
@@ -328,7 +328,7 @@ def test_a_gap_that_no_message_fills(golden_copy):
     """What a broker writes behind a last row that it has noted wrongly."""
     store = golden_copy(SOUND)
     with Store.open(store) as opened:
-        queue = opened.queue("TP_audit_Topic", 0)
+        queue = opened.queues.find("TP_audit_Topic", 0)
         end, last = queue.disk_end, queue.rows(queue.disk_end - 1, 1)[0]
     with Changing(store) as (table, offsets):
         table[keys.row_key(b"TP_audit_Topic", 0, end + 4)] = last.tobytes()
@@ -354,14 +354,14 @@ def test_rows_behind_a_cut_are_no_rows(golden_copy):
     """They stay, and may lead to another message by now."""
     store = golden_copy(SOUND)
     with Store.open(store) as opened:
-        queue = opened.queue("TP_audit_Topic", 0)
+        queue = opened.queues.find("TP_audit_Topic", 0)
         end, other = queue.disk_end, queue.rows(3, 1)[0]
     with Changing(store) as (table, _):
         for index in range(end, end + 5):
             table[keys.row_key(b"TP_audit_Topic", 0, index)] = other.tobytes()
     assert findings_of(store, code=(0,)) == []
     with Store.open(store) as opened:
-        queue = opened.queue("TP_audit_Topic", 0)
+        queue = opened.queues.find("TP_audit_Topic", 0)
         assert (queue.rows_end, queue.disk_end) == (end + 5, end)
         assert view_of(opened, "disk").bounds(queue).end == end
 
@@ -385,7 +385,7 @@ def test_the_copy_of_a_broker_that_writes_twice(golden_copy):
     store = golden_copy("5.3.3/rocksdb-double/store")
     assert {finding["category"] for finding in findings_of(store, code=(0,))} == {"not-judged"}
     with Store.open(store) as opened:
-        (topic, queue_id), queue = next(item for item in opened.queues.items()
+        (topic, queue_id), queue = next(item for item in opened.queues.by_key.items()
                                         if item[1].disk_end > 5)
         row = queue.unit(2)
     with Changing(store) as (table, _):
@@ -408,7 +408,7 @@ def test_rows_as_a_table(golden):
         assert {(row["topic"], row["queue_id"]): (row["n"], row["m"], row["p"])
                 for row in counted} == {
             key: (queue.disk_end - queue.first_index, queue.disk_end, None)
-            for key, queue in opened.queues.items()}
+            for key, queue in opened.queues.by_key.items()}
     joined = run("sql", store, "SELECT count(*) AS n FROM consumequeue c JOIN messages m ON "
                  "c.physical_offset = m.physical_offset AND c.size = m.total_size", "-o", "jsonl")
     assert joined.jsonl() == [{"n": 387}]
@@ -455,8 +455,8 @@ def test_a_topic_is_read_from_the_log_as_a_rebuild_has_it(golden, golden_copy):
 def test_a_row_that_leads_to_another_topic_is_not_followed(golden_copy):
     store = golden_copy(SOUND)
     with Store.open(store) as opened:
-        key = next(key for key in opened.queues if key[0] != "TP_audit_Topic")
-        other = opened.queue(*key).unit(0)
+        key = next(key for key in opened.queues.by_key if key[0] != "TP_audit_Topic")
+        other = opened.queues.find(*key).unit(0)
     sound = rows_of(store, "TP_audit_Topic", 0)
     with Changing(store) as (table, _):
         table[keys.row_key(b"TP_audit_Topic", 0, 3)] = keys.ROW.build((*other[:3], 1))

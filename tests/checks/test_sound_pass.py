@@ -68,7 +68,7 @@ def passed(root: Path, sizes: Sizes | None, wanted: ComparedStructures,
            count: int | None = None) -> dict[str, Any] | str:
     with Store.open(str(root), folders, sizes) as store:
         try:
-            ends = {key: queue.disk_end for key, queue in store.queues.items()}
+            ends = {key: queue.disk_end for key, queue in store.queues.by_key.items()}
             return outcome_of(ranges.run(store, ends, wanted, 1 if count is None
                                          else 2, count=count))
         except (StoreIOError, UnsupportedError) as error:

@@ -32,7 +32,7 @@ def test_entries_messages_and_rows(name: str) -> None:
             raw = store.log.raw_at(entry[2] + 48, entry[3] - 48)
             assert hashlib.sha1(raw or b"", usedforsecurity=False).hexdigest() == entry[8]
         for queue in expect.queues:
-            own = store.queue(queue.topic, queue.queue_id)
+            own = store.queues.find(queue.topic, queue.queue_id)
             assert own is not None or not queue.units
             units = [] if own is None else own.units(own.first_index, own.written).tolist()
             assert [unit[:2] for unit in units[:len(queue.units)]] == [

@@ -22,7 +22,7 @@ SEALED = "5.3.3/appendcrc/store"
 def put(root: Path, folder: Path, *words: str) -> list[bool | None]:
     """Whether the appended CRCs of two messages match that are put."""
     with Store.open(root) as store:
-        topic = next(iter(store.queues))[0]
+        topic = next(iter(store.queues.by_key))[0]
     lines = folder / "lines.jsonl"
     lines.write_text("".join(json.dumps({"topic": topic, "queue_id": 0, "body": body}) + "\n"
                              for body in ("one", "two")))

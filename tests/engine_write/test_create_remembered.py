@@ -189,18 +189,18 @@ def test_the_shape_an_index_proves_wins(golden_copy: GoldenFolder) -> None:
     assert right.file_size == other.file_size
     remember(root, index_slots=other.slots, index_max=other.max_entries)
     store = Store.open(root)
-    file = store.index_listing.files[0]
+    file = store.index.listing.files[0]
     with open(file.path, "rb") as source:
         assert HEADER.decode(source.read(HEADER.size)).entries
-    assert store.open_index(file).shape == right
+    assert store.index.open(file).shape == right
     # Without entries nothing is proven: then the memory counts.
     Path(file.path).write_bytes(bytes(other.file_size))
-    assert Store.open(root).open_index(file).shape == other
+    assert Store.open(root).index.open(file).shape == other
     # An option is no hint.
-    assert Store.open(root, sizes=Sizes(index_slots=100)).open_index(file).shape == right
+    assert Store.open(root, sizes=Sizes(index_slots=100)).index.open(file).shape == right
     Path(file.path).write_bytes(bytes(other.file_size + 2100))
-    file = Store.open(root).index_listing.files[0]
-    assert Store.open(root).open_index(file).shape == IndexShape(125, 500)
+    file = Store.open(root).index.listing.files[0]
+    assert Store.open(root).index.open(file).shape == IndexShape(125, 500)
 
 
 def test_a_shape_of_another_ratio_is_remembered(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_shape_of_another_ratio_is_remembered(tmp_path: Path) -> None:
     (tmp_path / "index").mkdir()
     (tmp_path / "index" / "20231114221320000").write_bytes(bytes(shape.file_size))
     store = Store.open(tmp_path)
-    assert store.open_index(store.index_listing.files[0]).shape == shape
+    assert store.index.open(store.index.listing.files[0]).shape == shape
 
 
 def settled(root: Path, given: dict[str, Any], *, files: bool = True) -> Settings:

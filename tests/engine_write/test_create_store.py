@@ -49,7 +49,7 @@ def test_an_empty_store(tmp_path: Path) -> None:
         "message_delay_level": "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"}
     with Store.open(root) as store:
         assert store.log.file_size == 65536
-        assert store.remembered["index_slots"] == 100
+        assert store.config.remembered["index_slots"] == 100
         assert not store.lock.held
 
 
@@ -176,7 +176,7 @@ def test_sizes_are_rounded_up_to_whole_units(tmp_path: Path) -> None:
     assert new_store.settings.batch_consumequeue_file_size == 92
     assert [note.split(" gets ")[0] for note in new_store.notes] == [
         "a consume queue file", "a batch consume queue file"]
-    assert Store.open(tmp_path).remembered["consumequeue_file_size"] == 400
+    assert Store.open(tmp_path).config.remembered["consumequeue_file_size"] == 400
 
 
 # -- interruptions --------------------------------------------------------------------------------
@@ -249,4 +249,4 @@ def test_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(create, "make_folders", slow)
     with pytest.raises(RefusedError):
         create_store(tmp_path / "t", SMALL)
-    assert Store.open(tmp_path / "t").remembered["index_slots"] == 7
+    assert Store.open(tmp_path / "t").config.remembered["index_slots"] == 7

@@ -101,7 +101,7 @@ def test_timestamps_and_ends_are_reported(golden, tmp_path):
         last = store.log.record_at(some[-1][1] + some[-1][2][-1])
         assert new_dispatcher.max_physic() == last.physical_offset + last.total_size
         assert new_dispatcher.logics_timestamp == last.store_timestamp
-        full = open_index(store.index_listing.files[-2], 100, 400)
+        full = open_index(store.index.listing.files[-2], 100, 400)
         assert new_dispatcher.index_timestamp == full.header.end_timestamp > 0
         full.close()
     new_dispatcher.close()

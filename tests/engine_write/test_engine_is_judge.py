@@ -25,7 +25,7 @@ def bit_maps(store: Path) -> dict[int, bytes | None]:
     """The filter bit maps in a store's ConsumeQueueExt files by physical offset."""
     bit_maps: dict[int, bytes | None] = {}
     with Store.open(store) as opened:
-        for (topic, queue_id), queue in opened.queues.items():
+        for (topic, queue_id), queue in opened.queues.by_key.items():
             for _, rows in queue.pages(queue.first_index, queue.written):
                 for row in rows:
                     code = int(row["tags_code"])

@@ -69,7 +69,7 @@ def on_pool(pool: Pool, store: Path, settings: Settings, scratch: Scratch, kind:
 def figures(rebuilt: Rebuilt) -> dict[str, Any]:
     """Everything it tells, without the scratch folder's place."""
     return {name: getattr(rebuilt, name) for name in Rebuilt.__slots__ if name not in (
-        "scratch", "scratch_store")}
+        "scratch", "scratch_queues")}
 
 
 def outcome(rebuilt: Rebuilt) -> tuple[dict[str, bytes], dict[str, Any]]:

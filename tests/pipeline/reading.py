@@ -60,14 +60,14 @@ def local(path: Path | str, table: str, folders: tuple[str, ...] = ()) -> list[R
                         add(file, message_columns(batch, names) if table == "messages"
                             else frame_columns(batch, names, file.base))
         elif table == "index":
-            for file in store.index_listing.files:
-                with closing(store.open_index(file)) as index:
+            for file in store.index.listing.files:
+                with closing(store.index.open(file)) as index:
                     shape = index.shape
                 for batch in index_batches(file, names, shape=shape):
                     add(file, batch)
         else:
-            for queues, batches in ((store.queues, queue_batches),
-                                    (store.batch_queues, batch_queue_batches)):
+            for queues, batches in ((store.queues.by_key, queue_batches),
+                                    (store.queues.batch, batch_queue_batches)):
                 for (topic, queue_id), queue in queues.items():
                     for file in queue.files:
                         for batch in batches(file, names):

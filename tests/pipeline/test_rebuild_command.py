@@ -167,7 +167,8 @@ def test_other_layouts(rmqctl: Run, golden_copy: Folder, tmp_path: Path, name: s
     assert mine["actions"] == theirs["actions"] != []
     with Store.open(root) as store, Store.open(other) as beside:
         assert {key: queue.units(0, queue.disk_end).tolist()
-                for key, queue in store.queues.items()} == {
-            key: queue.units(0, queue.disk_end).tolist() for key, queue in beside.queues.items()}
+                for key, queue in store.queues.by_key.items()} == {
+            key: queue.units(0, queue.disk_end).tolist()
+            for key, queue in beside.queues.by_key.items()}
     assert {path.name: path.read_bytes() for path in (root / "index").iterdir()} == {
         path.name: path.read_bytes() for path in (other / "index").iterdir()}

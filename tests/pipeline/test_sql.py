@@ -399,5 +399,5 @@ def test_consumequeues_in_rocksdb(spark, golden: GoldenFolder):
         "consumequeue", options={"numPartitions": "2"}))
     with Store.open(root) as store:
         assert sorted(tuple(row.values()) for row in rows) == sorted(
-            (*key, queue.first_index + number, row[0]) for key, queue in store.queues.items()
+            (*key, queue.first_index + number, row[0]) for key, queue in store.queues.by_key.items()
             for number, row in enumerate(queue.units(0, queue.disk_end).tolist()))

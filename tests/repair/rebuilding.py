@@ -70,7 +70,7 @@ def planned(store: Path, settings: Settings, scratch: Scratch, kind: str = "",
         assert there[1] == actions
         assert _facts(there[0]) == _facts(steps)
         changed = {step.target for step in steps}
-        for topic, queue in opened.plain_queues:
+        for topic, queue in opened.queues.plain:
             folder = os.path.join(CONSUMEQUEUE, topic, str(queue))
             # Nor is it written where nothing of it changes.
             if (topic, queue) in rebuilt.next_offsets and not settings.consumequeue_ext:

@@ -107,14 +107,14 @@ def rows_of(root: Path) -> dict[tuple[str, int], dict[int, tuple[int, int]]]:
     """Queue offset -> (place, size) of every queue, batch queues too (each offset of a batch)."""
     result: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
     with Store.open(root) as store:
-        for key, queue in store.queues.items():
+        for key, queue in store.queues.by_key.items():
             rows = result.setdefault(key, {})
             for at, page in queue.pages(queue.first_index, queue.disk_end):
                 for number, row in enumerate(page.tolist()):
                     if row[:2] != FILLER[:2] and row[1] > 0:
                         rows[at + number] = row[:2]
             queue.close()
-        for key, batch in store.batch_queues.items():
+        for key, batch in store.queues.batch.items():
             rows = result.setdefault(key, {})
             for row in batch.all_used():
                 for offset in range(int(row["batch_size"])):

@@ -116,7 +116,7 @@ def test_without_anything_but_the_log_a_broker_makes_all_again(golden_copy,
     old = content(root)
     with Store.open(root, golden_store.commitlog_dirs) as store:
         settings = configured(store, {}).settings
-        batch = {topic for topic, _ in store.batch_queues}
+        batch = {topic for topic, _ in store.queues.batch}
     given = {name: getattr(settings, name) for name in (
         "consumequeue_file_size", "batch_consumequeue_file_size", "consumequeue_ext",
         "consumequeue_ext_file_size", "index_slots", "index_max")}

@@ -24,7 +24,7 @@ def rows(store: Path) -> dict:
     with Store.open(store) as opened:
         return {key: (queue.disk_end, queue.units(queue.first_index, queue.disk_end
                                                   - queue.first_index).tolist())
-                for key, queue in opened.queues.items() if queue.exists}
+                for key, queue in opened.queues.by_key.items() if queue.exists}
 
 
 def converted(store: Path, to: str) -> dict:
@@ -81,16 +81,18 @@ def test_a_queue_whose_messages_have_expired_goes_on_where_it_stood(golden_copy)
     for file in files[:-2]:
         (store / "commitlog" / file).unlink()
     with Store.open(store) as opened:
-        ends = {key: queue.disk_end for key, queue in opened.queues.items() if queue.disk_end}
+        ends = {key: queue.disk_end for key, queue in opened.queues.by_key.items()
+                if queue.disk_end}
         log_min = opened.log.min_offset
-        expired = [key for key, queue in opened.queues.items() if queue.disk_end and queue.unit(
+        expired = [key for key, queue in opened.queues.by_key.items()
+                   if queue.disk_end and queue.unit(
             queue.disk_end - 1).physical_offset < log_min]
     assert expired
     for to in ("file", "rocksdb"):
         run("convert", store, "--consumequeue", to, *SIZE, "--apply").expect(0)
         run("verify", store, "--only", "consumequeue").expect(0)
         with Store.open(store) as opened:
-            assert {key: opened.queues[key].disk_end for key in ends} == ends
+            assert {key: opened.queues.by_key[key].disk_end for key in ends} == ends
 
 
 def test_what_is_refused(golden_copy):

@@ -62,7 +62,7 @@ def records(root: Path) -> list[Record]:
 def rows(root: Path) -> dict[tuple[str, int], list[Any]]:
     with Store.open(root) as store:
         return {key: queue.units(queue.first_index, queue.disk_end - queue.first_index).tolist()
-                for key, queue in store.queues.items() if queue.exists}
+                for key, queue in store.queues.by_key.items() if queue.exists}
 
 
 def lost(value: Any) -> dict[tuple[str, str | None], int]:
@@ -339,7 +339,7 @@ def test_a_batch_queue_without_batches_becomes_a_plain_one(tmp_path: Path, first
     planned = plan(root, "--consumequeue-file-size", "60", "--apply", "--yes")
     assert lost(planned) == {}
     with Store.open(root) as store:
-        queue = store.queues["orders", 0]
+        queue = store.queues.by_key["orders", 0]
         assert queue.disk_end == first + len(wanted)
         assert queue.units(first, len(wanted)).tolist() == wanted
     run("undo", root, planned["id"], "--yes").expect(0)

@@ -257,17 +257,17 @@ def test_queues_in_rocksdb(words: tuple[str, str], root: Path) -> None:
     pytest.importorskip("rocksdict")
     run("convert", root, "--consumequeue", "rocksdb", "--apply").expect(0)
     with Store.open(root) as store:
-        queues = {*store.queues}
+        queues = {*store.queues.by_key}
     delete(root, words[0], root, words[1])
     with Store.open(root) as store:
-        assert queues - {*store.queues} == {key for key in queues if words[1] in key[0]}
+        assert queues - {*store.queues.by_key} == {key for key in queues if words[1] in key[0]}
     run("verify", root).expect(0)
     run("recover", root, "--apply", "--yes").expect(0)
     run("verify", root).expect(0)
     for _ in range(2):
         run("undo", root, "--yes")
     with Store.open(root) as store:
-        assert {*store.queues} == queues
+        assert {*store.queues.by_key} == queues
 
 
 @pytest.mark.parametrize("words", [("topic", "TBW102"), ("topic", "SCHEDULE_TOPIC_XXXX"),

@@ -114,7 +114,7 @@ def test_the_cleaners_rules(golden_set: golden_sets.GoldenSet, golden_copy: Gold
             with Store.open(root, dirs(golden_set.kind)) as store:
                 assert store.log.min_offset == done.min_after
                 view = broker_view(store, version_for(GENERATION[golden_set.version]))
-                for queue in store.queues.values():
+                for queue in store.queues.by_key.values():
                     bounds = view.bounds(queue)
                     unit = queue.unit(bounds.first) if bounds.first < bounds.end else None
                     # 4.x leaves the beginning of a queue without any message where it was.
@@ -218,7 +218,7 @@ def test_a_queue_file_with_a_damaged_last_row_stays(golden_copy: GoldenFolder) -
     done = run(root)
     gone = {action.target for action in done.plan.actions}
     with Store.open(root) as store:
-        rows = store.queues[folder.parent.name, int(folder.name)].units(0, 19)
+        rows = store.queues.by_key[folder.parent.name, int(folder.name)].units(0, 19)
     stays = bool((rows["physical_offset"] >= done.min_after).any())
     assert (str(files[0].relative_to(root)) in gone) is not stays
     assert str(files[1].relative_to(root)) not in gone
@@ -255,7 +255,8 @@ def test_groups_and_delays_that_lose_messages_are_reported(golden_copy: GoldenFo
     age(root, [100.0] * (len(names) - 1) + [1.0])
     (root / "config").mkdir(exist_ok=True)
     with Store.open(root) as store:
-        topics = sorted({topic for topic, _ in store.queues if not topic.startswith("SCHEDULE")})
+        topics = sorted({topic for topic, _ in store.queues.by_key
+                         if not topic.startswith("SCHEDULE")})
     expired = {}
     for folder in (root / "consumequeue").glob("*/*"):
         units = [unit for file in sorted(folder.iterdir())
@@ -324,7 +325,7 @@ def test_a_queue_that_loses_all_it_had_left_is_reported(golden_copy: GoldenFolde
     with applied_and_undone(run(root).plan):
         done = cut(root, offsets(root, "")[0])
         with Store.open(root) as store:
-            late = [key for key, queue in store.queues.items() if queue.files
+            late = [key for key, queue in store.queues.by_key.items() if queue.files
                     and queue.first_index > 0 and (queue.unit(queue.first_index) is not None)]
         notes = [note for note in done.plan.notes if "start at 0 again" in note]
         empty = [key for key in late if f"{key[0]}-{key[1]}" not in done.plan.topic_queue_table]

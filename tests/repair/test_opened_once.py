@@ -12,7 +12,7 @@ import pytest
 from rmqctl.store.store import Store
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "store"
-MOST_OPENS, MOST_STORES = 150, 8
+MOST_OPENS, MOST_STORES = 150, 2
 _watched: list[list[str]] = []
 
 

@@ -208,8 +208,8 @@ def test_extension_units_come_back_without_their_bit_maps(version, golden, golde
     assert mend(store, settings, tmp_path)
     assert mend(store, settings, tmp_path) == []
     with Store.open(store) as opened, Store.open(folder / "store") as golden_store:
-        for key, queue in golden_store.queues.items():
-            mine = opened.queue(*key)
+        for key, queue in golden_store.queues.by_key.items():
+            mine = opened.queues.find(*key)
             assert mine.written == queue.written
             assert (mine.units(0, 999)["physical_offset"]
                     == queue.units(0, 999)["physical_offset"]).all()

@@ -47,7 +47,7 @@ def case(request, golden):
 def figures(rebuilt: Rebuilt) -> dict[str, Any]:
     """Everything it tells, without the scratch folder's place."""
     return {name: getattr(rebuilt, name) for name in Rebuilt.__slots__ if name not in (
-        "scratch", "scratch_store")}
+        "scratch", "scratch_queues")}
 
 
 def whole(case, tmp_path) -> tuple[dict[str, bytes], dict[str, Any]]:

@@ -44,7 +44,7 @@ def goes(retention: Retention) -> list[str]:
 def behind(root: Path, group: str = "g") -> None:
     """A group that has read nothing, and one that has read all."""
     with Store.open(root) as store:
-        queues = {key: queue.written for key, queue in store.queues.items()}
+        queues = {key: queue.written for key, queue in store.queues.by_key.items()}
     table: dict[str, dict[str, int]] = {}
     for (topic, queue), end in queues.items():
         table.setdefault(f"{topic}@{group}", {})[str(queue)] = 0

@@ -86,7 +86,7 @@ def test_what_the_engine_left_is_put_right(golden_copy, name: str):
     assert "consumequeue" in [action["target"] for action in plan["actions"]]
     with Store.open(store) as opened:
         table = {f"{topic}-{queue}": queue_state.recovered_end(1 << 62)
-                 for (topic, queue), queue_state in opened.queues.items()}
+                 for (topic, queue), queue_state in opened.queues.by_key.items()}
     assert table == plan["topic_queue_table"]
 
 
@@ -96,11 +96,11 @@ def test_a_queue_without_messages_goes_on_where_it_stood(golden_copy):
         (store / "commitlog" / name).unlink()
     shutil.rmtree(store / "index")
     with Store.open(store) as opened:
-        before = {key: queue.recovered_end(1 << 62) for key, queue in opened.queues.items()}
+        before = {key: queue.recovered_end(1 << 62) for key, queue in opened.queues.by_key.items()}
     flip(store)
     recovered(store)
     with Store.open(store) as opened:
-        after = {key: queue.recovered_end(1 << 62) for key, queue in opened.queues.items()}
+        after = {key: queue.recovered_end(1 << 62) for key, queue in opened.queues.by_key.items()}
     assert {key: end for key, end in before.items() if after.get(key) != end} == {}
 
 
@@ -134,7 +134,7 @@ def rows_below(store: Path, to: int) -> dict:
     """By queue the rows that lead before a physical offset, and where the queue stands then."""
     result = {}
     with Store.open(store) as opened:
-        for key, queue in opened.queues.items():
+        for key, queue in opened.queues.by_key.items():
             rows = queue.rows(queue.first_index, queue.disk_end - queue.first_index)
             rows = rows[rows["physical_offset"] < to]
             result[key] = queue.first_index + len(rows), rows.tolist()
@@ -168,20 +168,20 @@ def test_what_has_expired(golden_copy):
     store = golden_copy(EVERYTHING)
     data = contents(store)
     with Store.open(store) as opened:
-        ends = {key: queue.disk_end for key, queue in opened.queues.items()}
+        ends = {key: queue.disk_end for key, queue in opened.queues.by_key.items()}
     result = run("expire", store, "--keep-bytes", "100KiB", "--apply", "-o", "json").expect(0)
     assert contents(store) == data
     assert "stay in the consume queue database" in result.err
     first = result.json()["min_phy_offset"]
     assert first == 98304
     with Store.open(store) as opened:
-        assert {key: queue.disk_end for key, queue in opened.queues.items()} == ends
+        assert {key: queue.disk_end for key, queue in opened.queues.by_key.items()} == ends
         expired = {key: sum(row[0] < first for row in queue.rows(0, queue.disk_end).tolist())
-                   for key, queue in opened.queues.items()}
+                   for key, queue in opened.queues.by_key.items()}
     assert sum(expired.values()) > 150
     run("truncate", store, "--to-phy", str(first), "--apply").expect(0)
     with Store.open(store) as opened:
-        assert {key: queue.disk_end for key, queue in opened.queues.items()} == {
+        assert {key: queue.disk_end for key, queue in opened.queues.by_key.items()} == {
             key: count for key, count in expired.items() if count}
     assert run("verify", store, "-o", "json").expect(0).json()["ok"]
 

@@ -97,4 +97,4 @@ def test_a_queue_without_a_message_left(golden_copy: GoldenFolder, tmp_path: Pat
     assert served(tmp_path / "new") == {}
     assert positions(tmp_path / "new") == {f"{TOPIC}_0": 3, f"{TOPIC}_1": -1}
     with Store.open(tmp_path / "new") as store:
-        assert (TOPIC, 1) not in store.queues
+        assert (TOPIC, 1) not in store.queues.by_key

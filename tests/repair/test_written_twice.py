@@ -20,7 +20,7 @@ SIZES = ("--consumequeue-file-size", "300")
 def of(store: Path) -> tuple[str, int, int]:
     """A queue with rows, and its end."""
     with Store.open(store) as opened:
-        (topic, queue_id), queue = next(item for item in opened.queues.items()
+        (topic, queue_id), queue = next(item for item in opened.queues.by_key.items()
                                         if item[1].disk_end > 5 and not item[0][0].startswith("%"))
         return topic, queue_id, queue.disk_end
 
@@ -82,8 +82,8 @@ def test_a_wrong_copy_is_replaced(golden_copy, damage: str):
     whole(store)
     with Store.open(store) as opened:
         assert opened.layout.consumequeue == "double"
-        for key, queue in opened.queues.items():
-            copy = opened.rocksdb.queues[key]
+        for key, queue in opened.queues.by_key.items():
+            copy = opened.queues.rocksdb.queues[key]
             assert (copy.units(0, queue.disk_end) == queue.units(0, queue.disk_end)).all()
     undone(store, before)
 

@@ -29,7 +29,7 @@ def root(golden: GoldenFolder) -> Path:
 @pytest.fixture
 def topic(root: Path) -> str:
     with Store.open(root) as store:
-        return next(iter(store.queues))[0]
+        return next(iter(store.queues.by_key))[0]
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def test_several_stores_are_brokers_of_one_cluster(golden: GoldenFolder, root: P
         info = client.ask("GET_BROKER_CLUSTER_INFO").json()
         assert info["clusterAddrTable"] == {"DefaultCluster": ["broker-a", "broker-b"]}
         with Store.open(other) as store:
-            topic, queue_id = next(iter(store.queues))
+            topic, queue_id = next(iter(store.queues.by_key))
         route = client.ask("GET_ROUTEINFO_BY_TOPIC", topic=topic).json()
         assert "broker-b" in [queue["brokerName"] for queue in route["queueDatas"]]
         address = next(broker["brokerAddrs"]["0"] for broker in route["brokerDatas"]

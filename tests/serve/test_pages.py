@@ -99,7 +99,7 @@ def test_a_page_gives_what_each_record_would(golden: GoldenFolder, tmp_path: Pat
         with using(kernel), Store.open(root) as store:
             view = View(store)
             log = LogReader(store.log, view.log_end)
-            for plain in store.queues.values():
+            for plain in store.queues.by_key.values():
                 queue = StoredQueue(view, plain, log, PageCache(20_000))
                 rows = [(0, 0)] * queue.first + [
                     (int(row["physical_offset"]), int(row["size"]))
@@ -122,7 +122,7 @@ def test_a_page_gives_what_each_record_would(golden: GoldenFolder, tmp_path: Pat
 def test_rows_that_lead_to_one_place_all_get_it(golden: GoldenFolder) -> None:
     with Store.open(golden("5.3.3/basic") / "store") as store:
         log = LogReader(store.log, None)
-        rows = [row for queue in store.queues.values() for row in queue.units(0, 20)][:30]
+        rows = [row for queue in store.queues.by_key.values() for row in queue.units(0, 20)][:30]
         place = np.array([row["physical_offset"] for row in rows], np.int64)
         size = np.array([row["size"] for row in rows], np.int64)
         order = np.r_[np.arange(30)[::-1], np.arange(30), np.zeros(20, np.int64)]

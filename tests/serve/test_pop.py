@@ -407,7 +407,7 @@ def test_modes_stand_in_a_5x_store(written: Running, tmp_path: Path) -> None:
 
 def test_queues_of_batches_are_pulled_from(golden: GoldenFolder) -> None:
     with serving(golden("5.3.3/batchcq") / "store") as served, served.client() as client:
-        topic = next(topic for topic, _ in served.brokers[0].source.store.batch_queues)
+        topic = next(topic for topic, _ in served.brokers[0].source.store.queues.batch)
         join(client, "one", topic)
         assert set_mode(client, topic) == 0
         assert {mode for _, mode in modes(client, "one", topic)} == {"PULL"}

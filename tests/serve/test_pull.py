@@ -44,7 +44,7 @@ def expected(root: Path) -> dict[tuple[str, int], list[bytes]]:
     raw_ats: dict[tuple[str, int], list[bytes]] = {}
     with Store.open(root) as store:
         view = View(store)
-        for topic, queue_id in (*store.queues, *store.batch_queues):
+        for topic, queue_id in (*store.queues.by_key, *store.queues.batch):
             rows = [row for queue in topic_rows(store, topic, queue_id, view)
                     for page in queue.pages(queue.first, queue.end)
                     for row in zip(page[1].tolist(), page[2].tolist(), strict=True)]
@@ -104,7 +104,7 @@ def test_other_layouts_are_served_alike(golden: GoldenFolder, layout: str) -> No
 def test_the_states_of_a_queue_have_a_brokers_codes(golden: GoldenFolder) -> None:
     root = golden("5.3.3/basic") / "store"
     with Store.open(root) as store:
-        topic, queue_id = next(iter(store.queues))
+        topic, queue_id = next(iter(store.queues.by_key))
     end = len(expected(root)[topic, queue_id])
     with serving(root) as served, served.client() as client:
         def asked(offset: int, queue: int = queue_id, name: str = topic) -> tuple[int, str, str]:
@@ -143,7 +143,7 @@ def test_a_pull_without_messages_waits_for_them(golden: GoldenFolder, tmp_path: 
     root = tmp_path / "store"
     shutil.copytree(golden("5.3.3/basic") / "store", root)
     with Store.open(root) as store:
-        topic, queue_id = next(iter(store.queues))
+        topic, queue_id = next(iter(store.queues.by_key))
     end = len(expected(root)[topic, queue_id])
     with serving(root) as served, served.client() as client:
         begun = time.monotonic()

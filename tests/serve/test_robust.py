@@ -73,7 +73,7 @@ def test_what_cannot_be_understood_ends_the_connection(served: Running, data: by
 def test_any_request_with_any_fields_is_answered(served: Running, root: Path) -> None:
     rng = random.Random(RUN.seed)
     with Store.open(root) as store:
-        topic = next(iter(store.queues))[0]
+        topic = next(iter(store.queues.by_key))[0]
     values = ["", "0", "1", "-1", "9" * 19, "9" * 40, "x", "true", topic, "%RETRY%g", "../x", "\0",
               "a" * 70_000, "\ud800".encode("utf-8", "replace").decode()]
     bodies = [b"", b"{}", b"[]", b"null", b"{", b'{"clientID":1}', b'{"mqSet":[1,{}]}',
@@ -105,7 +105,7 @@ def test_pipelined_requests_are_answered_in_order(served: Running) -> None:
 
 def test_who_takes_no_answers_is_not_read_from(served: Running, root: Path) -> None:
     with Store.open(root) as store:
-        (topic, queue_id), _ = max(store.queues.items(), key=lambda pair: pair[1].written)
+        (topic, queue_id), _ = max(store.queues.by_key.items(), key=lambda pair: pair[1].written)
     request = write_command(Command(11, 1, 0, {
         "consumerGroup": "g", "topic": topic, "queueId": str(queue_id), "queueOffset": "0",
         "maxMsgNums": "32", "sysFlag": "4", "subscription": "*"}))
@@ -208,7 +208,7 @@ def test_what_is_done_now_and_then_goes_on_after_an_error(
 
 def test_who_takes_nothing_gets_no_more_messages_for_pulls_that_wait(root: Path) -> None:
     with Store.open(root) as store:
-        (topic, queue_id), _ = max(store.queues.items(), key=lambda pair: pair[1].written)
+        (topic, queue_id), _ = max(store.queues.by_key.items(), key=lambda pair: pair[1].written)
     with serving(root) as served, served.client() as client:
         end = client.ask("GET_MAX_OFFSET", topic=topic, queueId=queue_id).ext["offset"]
         client.send("PULL_MESSAGE", bytes(100_000), ext={
@@ -272,7 +272,7 @@ def test_rows_that_lead_nowhere_end_a_pull_in_time(root: Path, monkeypatch: pyte
         memoryview(b""), np.zeros(len(places) + 1, np.int64)))
     monkeypatch.setattr(reading, "FILTER_S", -1)
     with Store.open(root) as store:
-        (topic, queue_id), _ = max(store.queues.items(), key=lambda pair: pair[1].written)
+        (topic, queue_id), _ = max(store.queues.by_key.items(), key=lambda pair: pair[1].written)
     with serving(root) as served, served.client() as client:
         answer = client.pull(topic, queue_id, 0)
         assert (answer.code, answer.ext["nextBeginOffset"]) == (20, "1")
@@ -296,7 +296,7 @@ def test_a_store_is_looked_at_once_more_after_a_change(root: Path, tmp_path: Pat
 def test_messages_that_are_sent_back_are_counted_whatever_is_in_them(
         root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(root) as store:
-        (topic, queue_id), _ = max(store.queues.items(), key=lambda pair: pair[1].written)
+        (topic, queue_id), _ = max(store.queues.by_key.items(), key=lambda pair: pair[1].written)
     with serving(root, settings=ServeSettings(retry_memory=40_000)) as served, (
             served.client()) as client:
         (broker,) = served.brokers
@@ -321,7 +321,7 @@ _HALF = "\ud800"
 def test_half_a_character_in_a_name_is_an_error_of_the_client(served: Running, root: Path) -> None:
     """JSON can write half of a surrogate pair, and UTF-8 cannot: no topic or group is named so."""
     with Store.open(root) as store:
-        topic = next(iter(store.queues))[0]
+        topic = next(iter(store.queues.by_key))[0]
     bodies = [b"", b"{}", b'{"topic":"\\ud800","consumerGroup":"\\ud800","clientId":"\\ud800"}',
               b'{"clientID":"\\ud800","consumerDataSet":[{"groupName":"\\ud800"}]}',
               (b'{"clientID":"c","consumerDataSet":[{"groupName":"\\ud800","subscriptionDataSet":['

@@ -94,7 +94,7 @@ def asked(client: Client) -> Command:
 def stored(root: Path, topic: str, queue: int = 0) -> list[Record]:
     """What lies in a queue of a store that nobody writes to."""
     with Store.open(root) as store:
-        queue_state = store.queue(topic, queue)
+        queue_state = store.queues.find(topic, queue)
         if queue_state is None or not queue_state.exists:
             return []
         return [record for _, rows in queue_state.pages(0, queue_state.disk_end)

@@ -106,7 +106,7 @@ def test_the_record_at_the_answer(golden: GoldenFolder) -> None:
     with Store.open(golden("5.3.3/basic/store")) as opened:
         view = View(opened)
         for offset in (0, 17, 60):
-            unit = opened.queue("TP_ship_evt-x", 1)
+            unit = opened.queues.find("TP_ship_evt-x", 1)
             assert unit is not None
             row = unit.unit(offset)
             assert row is not None

@@ -67,7 +67,7 @@ def test_a_zeroed_entry_hides_no_later_entries(tiny: tiny_stores.Tiny) -> None:
     """Neither from the disk's view nor from the readers; a broker's recovery stops there."""
     before, _ = lag(tiny.root, "billing")
     with Store.open(tiny.root) as store:
-        file = store.queues["orders", 0].files[0].path
+        file = store.queues.by_key["orders", 0].files[0].path
     with open(file, "r+b") as queue:
         queue.seek(20)
         queue.write(bytes(20))
@@ -243,7 +243,7 @@ def test_a_queue_that_cannot_be_read(tiny: tiny_stores.Tiny) -> None:
     file = tiny.root / "consumequeue/orders/0/00000000000000000000"
     with Store.open(tiny.root) as store:
         lag = Lag(store, View(store), "g")
-        assert store.queues
+        assert store.queues.by_key
         file.unlink()  # between listing and reading, as on a running broker
         rows = list(lag.rows())
     assert "00000000000000000000" in rows[0]["note"]

@@ -347,7 +347,7 @@ def test_rows_behind_a_cut_log_are_reported(version: str, golden: GoldenFolder) 
     with Store.open(golden(f"{version}/crash-cqahead/before")) as opened:
         every = {row["physical_offset"] for row in objects(opened)}
         physical_offsets = set()
-        for topic in {topic for topic, _ in opened.queues}:
+        for topic in {topic for topic, _ in opened.queues.by_key}:
             physical_offsets |= {row["physical_offset"]
                                  for row in objects(opened, Selection(topic=topic),
                                                     problems=problems)}
@@ -601,7 +601,7 @@ def test_a_damaged_tag_code_hides_no_message(code: int, golden_copy: GoldenFolde
         before = objects(opened, Selection(topic="TP_ship_evt-x", tag="A"))
         row = before[len(before) // 2]
         place = row["queue_offset"] * 20
-        file = next(file for file in opened.plain_queues["TP_ship_evt-x", row["queue_id"]].files
+        file = next(file for file in opened.queues.plain["TP_ship_evt-x", row["queue_id"]].files
                     if file.base <= place < file.end)
     damage.cq_wrong_tag(root, f"consumequeue/TP_ship_evt-x/{row['queue_id']}/{file.name}",
                         (place - file.base) // 20, code)

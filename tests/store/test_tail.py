@@ -81,7 +81,7 @@ def test_filters(selection: Selection, enough: int, basic: Store,
 
 def test_light_queues_by_name(golden: GoldenFolder) -> None:
     with Store.open(golden("5.3.3/lmq/store")) as opened:
-        names = sorted({topic for topic, _ in opened.queues if topic.startswith("%LMQ%")})
+        names = sorted({topic for topic, _ in opened.queues.by_key if topic.startswith("%LMQ%")})
         assert names
         for name in names:
             selection = Selection(topic=name)

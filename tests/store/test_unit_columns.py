@@ -116,8 +116,8 @@ def stored_entries(index: IndexFile) -> Rows:
 def test_index_entries_are_the_used_ones(store: GoldenStore, golden: GoldenFolder) -> None:
     root = golden(store.id)
     with Store.open(root, store.commitlog_dirs) as opened:
-        for file in opened.index_listing.files:
-            index = opened.open_index(file)
+        for file in opened.index.listing.files:
+            index = opened.index.open(file)
             with index.source:
                 expected = stored_entries(index)
             rows = rows_of(index_batches(file, INDEX, rows=70, shape=index.shape), INDEX,

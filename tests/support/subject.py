@@ -71,12 +71,12 @@ def messages(root: Path, expect: Expect, topic: str, queue_id: int) -> list[Row]
                     rows.append(_row(record.queue_offset, record))
         return rows
     log_end = view.log_end or 0
-    batch = view.store.batch_queues.get((topic, queue_id))
+    batch = view.store.queues.batch.get((topic, queue_id))
     if batch is not None:
         units = [(int(r["msg_base_offset"]), int(r["physical_offset"]), int(r["size"]))
                  for r in batch.all_used(log_end)]
     else:
-        queue = view.store.queue(topic, queue_id)
+        queue = view.store.queues.find(topic, queue_id)
         if queue is None:
             return []
         bounds = view.bounds(queue)
@@ -92,12 +92,12 @@ def messages(root: Path, expect: Expect, topic: str, queue_id: int) -> list[Row]
 def cq(root: Path, expect: Expect, topic: str, queue_id: int) -> list[UnitRow]:
     """The entries from min to max, fillers included, tagsCode raw (an ext address stays one)."""
     view = _opened(root, expect)
-    batch = view.store.batch_queues.get((topic, queue_id))
+    batch = view.store.queues.batch.get((topic, queue_id))
     if batch is not None:
         names = ("msg_base_offset", "physical_offset", "size", "tags_code", "batch_size",
                  "compacted_offset")
         return [tuple(int(row[name]) for name in names) for row in batch.all_used(view.log_end)]
-    queue = view.store.queue(topic, queue_id)
+    queue = view.store.queues.find(topic, queue_id)
     if queue is None:
         return []
     bounds = view.bounds(queue)
@@ -118,10 +118,10 @@ def ext(root: Path, expect: Expect, topic: str, queue_id: int,
 def min_max(root: Path, expect: Expect, topic: str, queue_id: int) -> tuple[int, int]:
     """The queue's min and max offset; (0, 0) for a queue that is not there."""
     view = _opened(root, expect)
-    batch = view.store.batch_queues.get((topic, queue_id))
+    batch = view.store.queues.batch.get((topic, queue_id))
     if batch is not None:
         return batch.bounds(view.store.log.min_offset, view.log_end)
-    queue = view.store.queue(topic, queue_id)
+    queue = view.store.queues.find(topic, queue_id)
     if queue is None:
         return 0, 0
     bounds = view.bounds(queue)

@@ -129,7 +129,7 @@ def assert_consistent(store: Path, root: Path) -> dict[tuple[str, int], tuple[in
         assert tier.problems == []
         for queue in tier.queues():
             assert not list(queue.consume_queue.gaps())
-            rows = local.queue(queue.name.topic, queue.name.queue_id)
+            rows = local.queues.find(queue.name.topic, queue.name.queue_id)
             assert rows is not None
             for number in range(queue.cq_start, queue.commit_offset):
                 unit = rows.unit(number)

@@ -130,7 +130,7 @@ def test_the_start_of_a_queue(rmqctl, store, root, tmp_path):
     done = dispatched(rmqctl, store, root, "--start", str(at))
     with Store.open(store) as local:
         for flat_queue in done["queues"]:
-            queue = local.queue(flat_queue["topic"], flat_queue["queue_id"])
+            queue = local.queues.find(flat_queue["topic"], flat_queue["queue_id"])
             times = [local.log.record_at(int(unit["physical_offset"])).store_timestamp
                      for unit in queue.units(0, 20)]
             assert flat_queue["from"] == sum(time < at for time in times)
@@ -205,7 +205,7 @@ def test_a_round_takes_at_least_one_message(rmqctl, store, root):
 
 def local_unit(store: Path, topic: str, queue_id: int, number: int) -> consume_queue.UnitRecord:
     with Store.open(store) as local:
-        unit = local.queue(topic, queue_id).unit(number)
+        unit = local.queues.find(topic, queue_id).unit(number)
         assert unit is not None
         return unit
 

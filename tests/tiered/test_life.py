@@ -138,7 +138,7 @@ class Life:
         self.count += len(lines)
         self.run("append", self.store, source, "--as-recorded")
         with Store.open(self.store) as local:
-            for key, queue in local.queues.items():
+            for key, queue in local.queues.by_key.items():
                 path = self.written.setdefault(key, {})
                 for at in range(max(path, default=-1) + 1, queue.disk_end):
                     unit = queue.unit(at)
@@ -162,7 +162,7 @@ class Life:
     def is_behind(self, flat_queue: dict[str, Any]) -> bool:
         """Whether the local store lost what would have to go next."""
         with Store.open(self.store) as local:
-            queue = local.queue(flat_queue["topic"], flat_queue["queue_id"])
+            queue = local.queues.find(flat_queue["topic"], flat_queue["queue_id"])
             assert queue is not None
             unit = queue.unit(self.bounds[flat_queue["topic"], flat_queue["queue_id"]][1])
             return unit is None or unit.physical_offset < local.log.min_offset

@@ -115,7 +115,7 @@ def test_what_counts_as_in_memory(golden: GoldenFolder) -> None:
     with Store.open(root) as store:
         middle = store.log.files[len(store.log.files) // 2].base
         topic, queue_id, end = queues(golden)[0]
-        queue = store.queue(topic, queue_id)
+        queue = store.queues.find(topic, queue_id)
         assert queue is not None
         places = [unit.physical_offset for unit in map(queue.unit, range(end)) if unit]
     with routed(root, Strategy.NOT_IN_MEM, middle) as router:

@@ -43,7 +43,7 @@ def swept(root: Path, window: int, monkeypatch, *, together: bool) -> tuple[list
     monkeypatch.setattr(dispatch_blocks, "_TOGETHER", (4 << 20) if together else 0)
     with Store.open(str(root)) as store:
         view = View(store)
-        queues = [LocalQueue(view, queue) for _, queue in sorted(store.queues.items())]
+        queues = [LocalQueue(view, queue) for _, queue in sorted(store.queues.by_key.items())]
         places = {id(queue): 1000 * number for number, queue in enumerate(queues)}
         for queue in queues:
             queue.seek(queue.first)

@@ -30,6 +30,7 @@ from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Joined, Phrase
 from rmqctl.store.controller import read_identity
 from rmqctl.store.files import StoreFile, common_size, queue_size
+from rmqctl.store.index.store_index import Index
 from rmqctl.store.store import Sizes, Store
 
 Effect = Literal["refuses", "loses", "unserved", "ignored", "differs"]
@@ -102,7 +103,7 @@ def _assumed(store: Store) -> dict[str, Any]:
                                             or common_size(store.log.files))
     if layout.consumequeue != "rocksdb" and layout.reads("consumequeue"):
         assumed["mappedFileSizeConsumeQueue"] = store.sizes.consumequeue_file or queue_size(
-            (queue.files for queue in store.queues.values()), consume_queue.UNIT_SIZE)
+            (queue.files for queue in store.queues.by_key.values()), consume_queue.UNIT_SIZE)
     return {name: value for name, value in assumed.items() if value is not None}
 
 
@@ -186,7 +187,7 @@ class _Follower:
         consume queue files.
         """
         return (self._in_rocksdb and self._store.layout.consumequeue == "file"
-                and any(self._store.plain_queues))
+                and any(self._store.queues.plain))
 
     def _layouts(self) -> BrokerVersion:
         """Return the broker's rules, adapted to the form of its consume queues. Report settings
@@ -281,7 +282,7 @@ class _Follower:
         # A broker without any log file deletes the consume queue files in the same root.
         gone = [folder for folder in seen.log_folders if not vfs.isdir(folder)]
         state = Phrase("does not exist") if gone else Phrase("contains no log file")
-        deletes = any(self._store.plain_queues) and not where.elsewhere and (
+        deletes = any(self._store.queues.plain) and not where.elsewhere and (
             layout.consumequeue != "rocksdb")
         values = {"setting": origin, "folder": Joined(", ", gone or seen.log_folders),
                   "state": state}
@@ -335,12 +336,12 @@ class _Follower:
         if not self._in_rocksdb:
             self._size("mappedFileSizeConsumeQueue", Phrase("consume queue"),
                        sizes.consumequeue_file, queue_size(
-                           (queue.files for queue in seen.queues.values()),
+                           (queue.files for queue in seen.queues.by_key.values()),
                            consume_queue.UNIT_SIZE))
         if self._version.batch_queues:
             self._size("mapperFileSizeBatchConsumeQueue", Phrase("batch consume queue"),
                        sizes.batch_queue_file, queue_size(
-                           (queue.files for queue in seen.batch_queues.values()),
+                           (queue.files for queue in seen.queues.batch.values()),
                            batch_consume_queue.UNIT_SIZE))
         self._index_shape(seen)
 
@@ -353,7 +354,7 @@ class _Follower:
             expected=expected, there=actual))
 
     def _index_shape(self, seen: Store) -> None:
-        shape, _ = Store(seen.root, seen.log_folders, Sizes(), current=True).index_shape()
+        shape, _ = Index(seen, current=True).shape()
         if shape is None or not self._settings.get("messageIndexEnable"):
             return
         given = (self._store.sizes.index_slots, self._store.sizes.index_max)

@@ -375,13 +375,13 @@ def _bounds(view: View) -> dict[Key, Bounds | str]:
     """Return, for each queue with a folder, its bounds, or the reason why it cannot be read."""
     store = view.store
     bounds: dict[Key, Bounds | str] = {}
-    for key, queue in store.queues.items():
+    for key, queue in store.queues.by_key.items():
         with closing(queue):  # a broker has more queues than a process may have files
             try:
                 bounds[key] = view.bounds(queue)
             except (StoreIOError, FormatError) as error:
                 bounds[key] = str(error)
-    for key, batches in store.batch_queues.items():
+    for key, batches in store.queues.batch.items():
         try:
             bounds[key] = Bounds(*batches.bounds(store.log.min_offset, view.log_end))
         except (StoreIOError, FormatError) as error:

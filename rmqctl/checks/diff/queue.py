@@ -146,7 +146,7 @@ class QueuePass:
             if len(batch):
                 self._progress(int(batch.column("total_size").sum()))
         limits = {key: (reach.first, reach.end) for key, reach in reach.result().items()}
-        for (topic, queue_id), queue in side.store.queues.items():
+        for (topic, queue_id), queue in side.store.queues.by_key.items():
             key = os.fsencode(topic), queue_id
             if key not in limits:
                 try:

@@ -61,8 +61,8 @@ class ReadableQueues:
         """Return, by topic (including system topics), the ids of queues with at least one entry."""
         ids_by_topic: dict[str, list[int]] = {}
         try:
-            keys = [key for key, queue in self._store.known_queues.items() if queue.exists]
-            keys += [key for key, queue in self._store.batch_queues.items() if queue.exists]
+            keys = [key for key, queue in self._store.queues.readable.items() if queue.exists]
+            keys += [key for key, queue in self._store.queues.batch.items() if queue.exists]
         except RmqctlError:
             return ids_by_topic
         for topic, queue_id in dict.fromkeys(keys):
@@ -115,14 +115,14 @@ class ReadableQueues:
         """
         start = self._store.log.min_offset
         firsts = []
-        for _, queue in self._store.plain_queues.items() if start > 0 else ():
+        for _, queue in self._store.queues.plain.items() if start > 0 else ():
             with closing(queue):
                 if len(queue.files) > 1:
                     units = _filled(queue, queue.files[0])
                     if len(units) and units[-1]["physical_offset"] < start:
                         firsts.append(int(units[0]["physical_offset"]))
         counts: dict[str, int] = {}
-        for (topic, queue_id), queue in self._store.plain_queues.items() if firsts else ():
+        for (topic, queue_id), queue in self._store.queues.plain.items() if firsts else ():
             if queue_id in compacted_queues(self._store, topic):
                 continue
             with closing(queue):
@@ -141,11 +141,11 @@ class ReadableQueues:
 
     def _read(self, topic: str, queue_id: int) -> Bounds | None:
         try:
-            queue = self._store.known_queues.get((topic, queue_id))
+            queue = self._store.queues.readable.get((topic, queue_id))
             if queue is not None:
                 with closing(queue):
                     return self._view.bounds(queue)
-            batch = self._store.batch_queues.get((topic, queue_id))
+            batch = self._store.queues.batch.get((topic, queue_id))
             return None if batch is None else Bounds(*batch.bounds(self._store.log.min_offset))
         except (StoreIOError, FormatError):
             return None

@@ -318,7 +318,7 @@ def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None)
     def rows(low: int, high: int) -> int:
         return sum(first_from(queue, queue.first_index, queue.disk_end, high)
                    - first_from(queue, queue.first_index, queue.disk_end, low)
-                   for (topic, _), queue in store.queues.items()
+                   for (topic, _), queue in store.queues.by_key.items()
                    if not topic.startswith(LMQ_PREFIX))  # these are in a topic of their own, too
 
     low, high = files[0].base, files[-1].end

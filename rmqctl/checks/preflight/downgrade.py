@@ -73,7 +73,7 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
     without_timer = not version.timer and any(
         loss.what == TIMERS for loss in predicted.other_losses)
     unread = "v2 record" in predicted.stop_reason or bool(
-        predicted.unreachable and store.batch_queues and not version.batch_queues)
+        predicted.unreachable and store.queues.batch and not version.batch_queues)
     for feature, loss in downgrade_losses(store, predicted.broker_version):
         unread = True
         by_hand = None if feature in CONFIG_DATABASES else Phrase(
@@ -128,7 +128,7 @@ def _config(store: Store, release: str) -> Iterator[Loss]:
         yield Loss(TOPICS, None, _config_cause(release), "config")
         return
     for name, (kind, table) in _TABLES.items():
-        part = store.config_parts.get(name)
+        part = store.config.parts.get(name)
         if part is None:
             continue
         kept, left = _entries(load_one(store, name).value, table), _entries(
@@ -266,12 +266,12 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
     same delay level wait.
     """
     names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
-        topic for topic, _ in store.known_queues}
+        topic for topic, _ in store.queues.readable}
     longest = MAX_V1_TOPIC - len(RETRY_PREFIX)
     if not any(len(os.fsencode(name)) > longest for name in names):
         return
     progress, count = ConsumerProgress.of(store).delayed, 0
-    for (topic, queue_id), queue in store.known_queues.items():
+    for (topic, queue_id), queue in store.queues.readable.items():
         if topic != SCHEDULE_TOPIC:
             continue
         for row in range(max(progress.get(queue_id, 0), queue.first_index), queue.disk_end):
@@ -296,7 +296,7 @@ def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
     from rmqctl.checks.transactions import OPEN, transactions
 
     topics = {row["topic"] for row in load_one(store, "topics.json").rows()}
-    if not any(topic == HALF_TOPIC for topic, _ in store.known_queues) or not any(
+    if not any(topic == HALF_TOPIC for topic, _ in store.queues.readable) or not any(
             len(os.fsencode(topic)) > MAX_V1_TOPIC for topic in topics):
         return
     count = 0
@@ -341,9 +341,9 @@ def _unread_retries(store: Store) -> int:
     progress = ConsumerProgress.of(store).by_group()
     groups = progress.keys() | {row["group"] for row in load_one(
         store, "subscriptionGroup.json").rows()}
-    topics = {topic for topic, _ in store.known_queues}
+    topics = {topic for topic, _ in store.queues.readable}
     count = 0
-    for (topic, queue_id), queue in store.known_queues.items():
+    for (topic, queue_id), queue in store.queues.readable.items():
         name = topic.removeprefix(RETRY_PREFIX)
         if name == topic or name in groups:
             continue

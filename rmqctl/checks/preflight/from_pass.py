@@ -116,7 +116,7 @@ def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
     """
     files = store.log.files
     return (store.layout.consumequeue == "file" and not store.sizes.conf.path
-            and store.cut_off is None and not store.lock.held and not store.batch_queues
+            and store.cut_off is None and not store.lock.held and not store.queues.batch
             and not any(file.head for file in files)
             and len({file.base for file in files}) == len(files)
             and version.generation == store.generation and not version.forces_property_crc)

@@ -55,7 +55,7 @@ class LoadedIndex:
         self._keys = IndexKeys(self._topics)
         self.kept: list[Loaded] = []
         self.discarded: list[Loaded] = []
-        for file in store.index_listing.files:
+        for file in store.index.listing.files:
             loaded = Loaded(file, _header(file))
             late = loaded.header is not None and loaded.header.end_timestamp > trusted_until
             (self.discarded if late and not clean else self.kept).append(loaded)
@@ -131,7 +131,7 @@ class LoadedIndex:
         if not self.kept or self.kept[-1].header is None:
             return 0
         try:
-            index = store.open_index(self.kept[-1].file)
+            index = store.index.open(self.kept[-1].file)
         except (FormatError, StoreIOError):
             return 0
         try:
@@ -167,7 +167,7 @@ class LoadedIndex:
         lost = 0
         for loaded in self.discarded:
             try:
-                index = store.open_index(loaded.file)
+                index = store.index.open(loaded.file)
             except (FormatError, StoreIOError):
                 if loaded not in self.uncounted:
                     self.uncounted.append(loaded)
@@ -207,8 +207,9 @@ def _header(file: StoreFile) -> HeaderRecord | None:
 
 
 def _shape(store: Store) -> IndexShape:
-    for index in store.indexes_newest_first():
+    for index in store.index.newest_first():
         return index.shape
-    slots = store.sizes.index_slots or store.remembered.get("index_slots") or DEFAULT_SLOTS
-    most = store.sizes.index_max or store.remembered.get("index_max") or slots * DEFAULT_RATIO
+    saved = store.config.remembered
+    slots = store.sizes.index_slots or saved.get("index_slots") or DEFAULT_SLOTS
+    most = store.sizes.index_max or saved.get("index_max") or slots * DEFAULT_RATIO
     return IndexShape(slots, max(2, most))

@@ -77,14 +77,14 @@ def load(store: Store, version: BrokerVersion) -> Load:
     in_rocksdb = rocksdb_of(store, version)
     if in_rocksdb is not None and in_rocksdb.why_no_checkpoint:
         loading.refuse(QUEUES, in_rocksdb.why_no_checkpoint)
-    for queue in () if in_rocksdb is not None else store.plain_queues.values():
+    for queue in () if in_rocksdb is not None else store.queues.plain.values():
         _folder(store, version, loading, queue.folder, queue.files, queue.troubles, expected)
     if in_rocksdb is None:
         _extensions(store, version, loading)
     if version.generation >= 5:
         size = store.sizes.batch_queue_file or queue_size(
-            (batch.files for batch in store.batch_queues.values()), batch_consume_queue.UNIT_SIZE)
-        for batch in store.batch_queues.values():
+            (batch.files for batch in store.queues.batch.values()), batch_consume_queue.UNIT_SIZE)
+        for batch in store.queues.batch.values():
             _folder(store, version, loading, batch.folder, batch.files, batch.troubles, size)
         _batch_types(store, loading)
     return loading
@@ -97,7 +97,7 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
     conf = store.sizes.conf.values
     if store.sizes.conf.path and not conf.get("consumequeue_ext"):
         return
-    parts = [(folder, listing(folder)) for topic, queue in store.plain_queues
+    parts = [(folder, listing(folder)) for topic, queue in store.queues.plain
              if vfs.isdir(folder := store.path(FOLDER, topic, str(queue)))]
     expected = (conf.get("consumequeue_ext_file_size", _EXTENSION_FILE)
                 if store.sizes.conf.path else
@@ -116,14 +116,14 @@ def relative(store: Store, path: str) -> str:
 
 def queue_file_size(store: Store) -> int | None:
     """Return the size of a broker's consume queue files in bytes; None if unknown."""
-    size = store.sizes.consumequeue_file or store.remembered.get("consumequeue_file_size")
+    size = store.sizes.consumequeue_file or store.config.remembered.get("consumequeue_file_size")
     return layout.file_size(size) if size else queue_size(
-        (queue.files for queue in store.queues.values()), layout.UNIT_SIZE)
+        (queue.files for queue in store.queues.by_key.values()), layout.UNIT_SIZE)
 
 
 def _config(store: Store, version: BrokerVersion, loading: Load) -> None:
     for name in (*_CONFIG, *(_SINCE_5 if version.generation >= _FIVE else ())):
-        part = store.config_parts.get(name)
+        part = store.config.parts.get(name)
         if part is not None and part.value is None and not part.missing:
             loading.refuse(part.folder, part.reason)
         if name in SUPERSEDED and store.layout.config != "json":
@@ -185,7 +185,7 @@ def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
 def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
             files: list[StoreFile],
             troubles: list[Trouble], expected: int | None) -> None:
-    inner = store.listed(folder).folders
+    inner = store.queues.listed(folder).folders
     last = max((*inner, *(file.name for file in files),
                 *(os.path.basename(odd.path) for odd in troubles)), default="")
     for odd in troubles:
@@ -241,11 +241,11 @@ def _batch_types(store: Store, loading: Load) -> None:
     if known_topics(store) is None:
         return
     batch = batch_topics(store)
-    for topic in sorted({topic for topic, _ in store.batch_queues} - batch):
+    for topic in sorted({topic for topic, _ in store.queues.batch} - batch):
         loading.refuse(f"batchconsumequeue/{topic}", Phrase(
             "topic {topic} is not configured, or has plain queues; `rmqctl topic create` with "
             "--attribute queue.type=BatchCQ corrects that", topic=topic))
-    for topic in sorted({topic for topic, _ in store.queues} & batch):
+    for topic in sorted({topic for topic, _ in store.queues.by_key} & batch):
         loading.refuse(f"consumequeue/{topic}", Phrase(
             "topic {topic} is configured with queue.type=BatchCQ; `rmqctl topic create` with "
             "--attribute queue.type=SimpleCQ corrects that", topic=topic))

@@ -178,7 +178,7 @@ def _looked_from(store: Store, start: int, seen: RangeResult | None = None) -> t
         if seen is not None:
             from rmqctl.checks.verify.queue.rows import uncovered
         for key, tally in seen.queues.items() if seen is not None else ():
-            queue = store.queues.get(key)
+            queue = store.queues.by_key.get(key)
             if queue is not None and queue.exists and not any(
                     uncovered(tally, queue.first_index, queue.disk_end)):
                 already.know_sound(queues.number(key))

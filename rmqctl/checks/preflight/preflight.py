@@ -546,7 +546,7 @@ class _Start:
                 "message has its queue offset",
                 "{count:,} intact messages beyond the end of the log were truncated earlier: other "
                 "messages have their queue offsets", count=predicted.superseded))
-        if self.log.files and not self.store.index_listing.files and not self.index.entries and (
+        if self.log.files and not self.store.index.listing.files and not self.index.entries and (
                 not vfs.lacks(self.store.root, "index")):
             predicted.notes.append(Phrase(
                 "the index is missing and is not rebuilt: no message can be found by its key"))

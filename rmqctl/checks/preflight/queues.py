@@ -241,7 +241,7 @@ class RecoveredQueues:
         return put
 
     def _put_further(self, batch: Batch, which: Array) -> None:
-        if self._store.light_queues.rows_optional:
+        if self._store.queues.light.rows_optional:
             return
         if self._version.generation >= 5:
             left_out = [topic.startswith(NOT_DISPATCHED) for topic in self._topics.texts]
@@ -254,8 +254,8 @@ class RecoveredQueues:
         safe = np.array([is_queue_name(os.fsdecode(raw)) for raw in texts], bool)[name]
         record, name, offset = record[safe], name[safe], offset[safe]
         place = batch.offset[record]
-        queue_id = self._store.light_queues.ids(
-            texts, name, batch.column("queue_id")[record], offset, place, self._store.leads)
+        queue_id = self._store.queues.light.ids(
+            texts, name, batch.column("queue_id")[record], offset, place, self._store.queues.leads)
         self.put(self._further_table.encode(name, queue_id), offset, place,
                   place + batch.column("total_size")[record])
 

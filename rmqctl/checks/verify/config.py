@@ -58,12 +58,12 @@ def check(store: Store, *, live: bool | None = None,
     except StoreIOError as error:
         yield Finding("file-unreadable", "config", str(error), file=store.path(FOLDER))
         return
-    if store.config_parts or store.layout.consumequeue == "rocksdb":
+    if store.config.parts or store.layout.consumequeue == "rocksdb":
         from rmqctl.checks.verify import config_database
 
         yield from config_database.check(store)
     for name in names:
-        if name in store.config_parts:
+        if name in store.config.parts:
             continue
         file = load_one(store, name)
         for _ in range(_TRIES if held else 0):

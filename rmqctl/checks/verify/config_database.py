@@ -26,7 +26,7 @@ def check(store: Store) -> Iterator[Finding]:
     addition to their database.
     """
     details: set[str] = set()
-    for name in store.config_parts:
+    for name in store.config.parts:
         file = load_one(store, name)
         for finding in _judge(store, file):
             if finding.detail not in details:  # of a database with several kinds
@@ -118,5 +118,5 @@ def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]
             file.value is None and file.main.state != MISSING):
         return file, configured, []
     return file, configured, sorted({
-        topic for topic, _ in store.known_queues
+        topic for topic, _ in store.queues.readable
         if deleted(topic, configured) and not topic.startswith(LMQ_PREFIX)})

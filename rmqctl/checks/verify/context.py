@@ -160,7 +160,7 @@ class Context:
         store = self.store
         if store.layout.consumequeue != "rocksdb" or not (self.live or store.has_abort):
             return None
-        database = store.rocksdb
+        database = store.queues.rocksdb
         if database is None or database.why_no_checkpoint:
             return None
         return database.checkpoint

@@ -77,7 +77,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     # Each folder of the log; a missing one costs the consume queues.
     for folder in store.log_folders:
         if not vfs.lexists(folder):
-            if any(queue.exists for queue in store.known_queues.values()):
+            if any(queue.exists for queue in store.queues.readable.values()):
                 yield sequence.finding("file-missing", "the log folder is missing: a broker that "
                                        "starts now deletes all consume queues", folder)
             continue
@@ -135,12 +135,12 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
         votes.add(files)
     size = given or votes.size()
     nested = _nested(store)
-    topics = store.listed(top)
+    topics = store.queues.listed(top)
     yield from _not_a_folder(FileSequence(structure, fix=fix), top, topics, "topic", DATABASE_FILE)
     # Topic by topic, queue by queue.
     for topic in topics.folders:
         folder = os.path.join(top, topic)
-        inside = store.listed(folder)
+        inside = store.queues.listed(folder)
         sequence = FileSequence(structure, topic, fix=fix)
         yield from _not_a_folder(sequence, folder, inside, "queue", None)
         for name in inside.folders:
@@ -149,7 +149,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
             yield from _queue_name(sequence, path, name, queue)
             if queue is None:
                 continue
-            held = store.listed(path)
+            held = store.queues.listed(path)
             own = FileSequence(structure, topic, queue, fix, row_size)
             yield from strange(own, path, held, allowed=WORKING if part else (), nested=nested)
             if size is None:
@@ -162,10 +162,10 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
 
 def _voters(store: Store, top: str) -> Iterator[list[StoreFile]]:
     """Yield the files of each queue folder."""
-    for topic in store.listed(top).folders:
-        for name in store.listed(os.path.join(top, topic)).folders:
+    for topic in store.queues.listed(top).folders:
+        for name in store.queues.listed(os.path.join(top, topic)).folders:
             if _queue_id(name) is not None:
-                yield store.listed(os.path.join(top, topic, name)).files
+                yield store.queues.listed(os.path.join(top, topic, name)).files
 
 
 def _queue_id(name: str) -> int | None:
@@ -234,7 +234,7 @@ def _index(store: Store) -> Iterator[Finding]:
     if not vfs.lexists(folder):
         return
     sequence = FileSequence("index", fix=_INDEX_FIX)
-    index_listing = store.index_listing
+    index_listing = store.index.listing
     # Names that no broker loads.
     for trouble in index_listing.troubles:
         if trouble.unreadable or trouble.reason == "not a regular file":

@@ -312,7 +312,7 @@ class Verification:
         if not self._judges("consumequeue"):
             return {}
         ends = {}
-        for key, queue in self.store.queues.items():
+        for key, queue in self.store.queues.by_key.items():
             try:
                 ends[key] = queue.disk_end
             except StoreIOError as error:
@@ -369,9 +369,9 @@ class Verification:
         yield from self._unreadable.values()
         if self._judges("consumequeue"):
             cover.consumequeue_rows = sum(
-                end - store.queues[key].first_index for key, end in ends.items())
+                end - store.queues.by_key[key].first_index for key, end in ends.items())
             for key, tally in sorted(result.queues.items()):  # ranges meet them in other orders
-                if key not in store.queues or not store.queues[key].exists:
+                if key not in store.queues.by_key or not store.queues.by_key[key].exists:
                     yield from missing_queue(context, key, tally)
             yield from batch_forward(context)
             if store.layout.consumequeue == "rocksdb":
@@ -401,7 +401,7 @@ class Verification:
 
     def _reconcilers(self, context: Context, ends: dict[QueueKey, int]) -> list[QueueReconciler]:
         reconcilers = []
-        for key, queue in self.store.queues.items():
+        for key, queue in self.store.queues.by_key.items():
             if key in self._unreadable:
                 continue
             reconciler = QueueReconciler(context, queue, context.result.queues.get(key), ends[key])

@@ -108,7 +108,7 @@ def _by_offset(store: OpenedStore, msgid: str, report: Report) -> tuple[Record |
 
 
 def _no_unique(store: OpenedStore, unique: str, topics: list[str]) -> str:
-    if not store.index_listing.files:
+    if not store.index.listing.files:
         return (f"no message with the unique key {unique}: the store has no index files; `rmqctl "
                 f"read STORE --where unique_key={unique}` searches the messages themselves")
     if not topics:

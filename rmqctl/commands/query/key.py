@@ -82,7 +82,7 @@ def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
     """Return the reason why no message was found."""
     nothing = query.nothing
     search = f"`{_in_the_log(query)}` searches the messages themselves"
-    if not store.index_listing.files:
+    if not store.index.listing.files:
         return f"{nothing}: the store has no index files; {search}"
     if answer.behind:
         return f"{nothing} before the end of the log as a broker sees it"

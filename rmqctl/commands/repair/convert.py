@@ -121,7 +121,7 @@ def command(
             opened.layout.require_writable(root, writes)
             copy_store(opened, target, progress.advance, signals.check)
             if older is not None:
-                remember(target, {**opened.remembered, "version": older})
+                remember(target, {**opened.config.remembered, "version": older})
         out.note(Phrase("converting {store}, a copy of {source}", store=target,
                         source=root))
         root, apply = target, replace(apply, apply=True, yes=True)

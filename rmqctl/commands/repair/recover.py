@@ -30,7 +30,6 @@ from rmqctl.errors import ExitCode, UsageError
 from rmqctl.parse_values import now_ms, parse_size, show_times_in
 
 if TYPE_CHECKING:
-    from rmqctl.checks.advice import DamagedTail
     from rmqctl.output import Human, Output
     from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import RecoverOptions
@@ -151,15 +150,19 @@ def command(
 
     # The plan decides the exit code, and whether the user must choose first.
     def propose(scratch: Scratch) -> plan_page.Proposal:
-        from rmqctl.repair.recover import plan_recover
+        from rmqctl.repair.outlook import damaged_tail
+        from rmqctl.repair.recover import plan_opened
+        from rmqctl.store import Store
 
-        plan = plan_recover(store.root, scratch, wishes, out.watch)
+        with Store.open(store.root, wishes.commitlog_dirs, wishes.sizes) as opened:
+            plan = plan_opened(opened, scratch, wishes, out.watch)
+            tail = None if apply.apply else damaged_tail(opened, plan)
         lost = bool(plan.lost or plan.ambiguous
                     or plan.kept_damaged or plan.conflicts or plan.left_damaged)
         instead = ("undo", store.root, plan.undo_first) if plan.undo_first is not None else ()
         proposal = plan_page.Proposal(plan, ends_with=ExitCode.FINDINGS if lost else ExitCode.OK,
                                       instead=instead, is_repair=True,
-                                      tail=None if apply.apply else _tail(plan, store))
+                                      tail=tail)
         if _is_undecided(plan, ambiguous):
             proposal = replace(proposal, refused=_undecided(plan.ambiguous), choice=(
                 ("--ambiguous", "keep"), ("--ambiguous", "leave-out")))
@@ -169,27 +172,18 @@ def command(
                  mends=True, folders=store.folders, writes=wishes.writes, complete=complete)
 
 
-def _tail(plan: Plan, store: StoreOptions) -> DamagedTail | None:
-    """Return the damaged end of the log that a plan replaces with fillers and that `truncate` could
-    remove instead.
-    """
-    from rmqctl.repair.outlook import damaged_tail
-
-    with store.open() as opened:
-        return damaged_tail(opened, plan)
-
-
 def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: int,
              apply: ApplyOptions) -> None:
     from rmqctl.repair.explain import explain
-    from rmqctl.repair.recover import plan_recover
+    from rmqctl.repair.recover import plan_opened
     from rmqctl.repair.scratch import Scratch
+    from rmqctl.store import Store
 
     if apply.apply:
         raise UsageError("--explain and --apply are mutually exclusive")
-    with Scratch(None, f"rmqctl-{uuid.uuid4().hex}") as scratch:
-        plan = plan_recover(store.root, scratch, wishes, out.watch)
-    with store.open() as opened:
+    with Store.open(store.root, wishes.commitlog_dirs, wishes.sizes) as opened:
+        with Scratch(None, f"rmqctl-{uuid.uuid4().hex}") as scratch:
+            plan = plan_opened(opened, scratch, wishes, out.watch)
         place = explain(opened, plan, offset)
 
     def show(page: Human) -> None:

@@ -66,8 +66,8 @@ class Surveyor:
                  progress: Callable[[int], None] | None = None, *,
                  store: Store | None = None) -> None:
         self._generation = generation
-        self._light = LightQueues() if store is None else store.light_queues
-        self._leads = None if store is None else store.leads
+        self._light = LightQueues() if store is None else store.queues.light
+        self._leads = None if store is None else store.queues.leads
         self._names = text.Dictionary()
         self._batched = {os.fsencode(topic) for topic in batch_topics}
         self._progress = progress or (lambda _bytes: None)

@@ -46,14 +46,18 @@ def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
 
 
 class ConfigTable:
-    """The entries of a table by name. To change them, the caller must hold the store's lock."""
+    """The entries of a table by name. To change them, the caller must hold the store's lock.
+
+    ``store``: the opened store at ``root``, if the caller has one.
+    """
 
     file: ClassVar[str]
     table_name: ClassVar[str]
 
-    def __init__(self, root: str, settings: Settings, clock: Callable[[], int]) -> None:
+    def __init__(self, root: str, settings: Settings, clock: Callable[[], int],
+                 store: Store | None = None) -> None:
         self.root, self.settings, self._clock = root, settings, clock
-        self._store = Store(root, [], Sizes())
+        self._store = store or Store(root, [], Sizes())
         self.notes: list[str] = []
         """Notes for the user, for example that the backup was read instead of the file."""
         self._read: tuple[int, int, int] | None = None

@@ -25,7 +25,7 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.store.files import Listing
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.store import Sizes, Store
+from rmqctl.store.queue.store_queues import QueueFolders
 
 FOLDER = "batchconsumequeue"
 _LAST_FILES = 3
@@ -70,7 +70,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
         """Find all queues on disk; see `QueueSet`."""
         super().__init__(os.path.join(root, FOLDER), file_size, pool, log_end,
                          as_broker=as_broker, wanted=wanted)
-        for key, on_disk in Store(root, [], Sizes()).batch_queues.items():
+        for key, on_disk in QueueFolders(root).batch.items():
             self._take(key, on_disk)
 
     def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> BatchQueue:

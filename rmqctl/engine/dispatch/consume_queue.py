@@ -30,7 +30,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.text import contiguous
 from rmqctl.store.files import Listing, listing
 from rmqctl.store.queue.consume_queue import FileQueue
-from rmqctl.store.store import Sizes, Store
+from rmqctl.store.queue.store_queues import QueueFolders
 
 FOLDER = "consumequeue"
 _LONG_MAX = (1 << 63) - 1
@@ -121,8 +121,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         self.gaps = self.repeated = 0
         self._greatest = (_LONG_MAX - self._file_size) // UNIT_SIZE
         self._filler = layout.build(FILLER)
-        store = Store(root, [], Sizes(consumequeue_file=self._file_size))
-        for key, on_disk in store.plain_queues.items():
+        for key, on_disk in QueueFolders(root, self._file_size).plain.items():
             self._take(key, on_disk)
 
     def _files_of(self, key: QueueKey, folder: str) -> QueueFiles:

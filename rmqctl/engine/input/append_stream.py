@@ -489,7 +489,7 @@ def next_offsets(store: Store, settings: Settings, state: LogState) -> dict[tupl
     """
     version = settings.profile
     table = consumequeue_ends(store, broker_view(store, version), lambda _: None)
-    reach = QueueReach(version.generation, store.light_queues)
+    reach = QueueReach(version.generation, store.queues.light)
     start = catch_up_start(state, dispatched_to(store, version))
     for batch in store.log.walk(start, state.end):
         reach.add(batch)

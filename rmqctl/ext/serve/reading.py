@@ -306,7 +306,7 @@ class RecordQueue:
         self._view, self._topic, self._queue_id = view, topic, queue_id
         answer = get_message(view, topic, queue_id, 0, 1)
         self.first, self.end = answer.min, answer.max
-        plain = view.store.queue(topic, queue_id)
+        plain = view.store.queues.find(topic, queue_id)
         if plain is not None and plain.exists:  # of a compacted topic it begins before what is left
             self.first = view.bounds(plain).first
             plain.close()

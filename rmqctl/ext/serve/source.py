@@ -168,10 +168,10 @@ class ServedStore:
 
     def _open_queue(self, topic: str, queue_id: int) -> ServedQueue:
         special = self.view.generation >= 5 and (
-            (topic, queue_id) in self.store.batch_queues or is_served(self.store, topic, queue_id))
+            (topic, queue_id) in self.store.queues.batch or is_served(self.store, topic, queue_id))
         if special:
             return RecordQueue(self.view, topic, queue_id)
-        plain = self.store.queue(topic, queue_id)
+        plain = self.store.queues.find(topic, queue_id)
         if plain is None or not plain.exists:
             return EmptyQueue()
         return StoredQueue(self.view, plain, self.log, self.pages)
@@ -220,7 +220,7 @@ class ServedStore:
                 READ | WRITE if row["perm_bits"] is None else row["perm_bits"],
                 bool(row.get("order")), row.get("topic_sys_flag") or 0)
         on_disk: dict[str, int] = {}
-        for topic, queue_id in (*self.store.known_queues, *self.store.batch_queues):
+        for topic, queue_id in (*self.store.queues.readable, *self.store.queues.batch):
             on_disk[topic] = max(on_disk.get(topic, 0), queue_id + 1)
         for topic in topics_on_disk(self.store):
             count = _count(on_disk.get(topic, 1))
@@ -237,7 +237,7 @@ class ServedStore:
         self._config.pop("topics.json", None)
         current = self.topics.get(name)
         on_disk = 0 if current is None else max((queue_id + 1 for topic, queue_id in (
-            *self.store.known_queues, *self.store.batch_queues) if topic == name), default=0)
+            *self.store.queues.readable, *self.store.queues.batch) if topic == name), default=0)
         self.topics[name] = ServedTopic(
             name, max(_count(config.get("readQueueNums")), _count(on_disk)),
             _count(config.get("writeQueueNums")), config.get("perm", READ | WRITE),

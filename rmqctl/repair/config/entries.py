@@ -145,7 +145,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     if theirs.refused:
         skipped = plural(theirs.refused, "invalid entry", "invalid entries")
         notes.append(f"{source}: {skipped} skipped (no broker writes such entries)")
-    mine = {topic for topic, _ in store.queues if is_user_topic(topic)}
+    mine = {topic for topic, _ in store.queues.by_key if is_user_topic(topic)}
     if mine and theirs.tables.get(_TOPICS) and mine.isdisjoint(theirs.tables[_TOPICS]):
         notes.append(f"{source} has none of the topics that have messages in {store.root}: it may "
                      "belong to another broker")
@@ -235,7 +235,7 @@ def _unreachable(store: Store, taken: Table) -> list[str]:
     """Return a note on each topic that has more queues in the store than consumers read."""
     notes = []
     for topic in sorted(taken):
-        seen = max((queue_id for name, queue_id in {**store.queues, **store.batch_queues}
+        seen = max((queue_id for name, queue_id in {**store.queues.by_key, **store.queues.batch}
                     if name == topic), default=-1) + 1
         if seen > taken[topic]["readQueueNums"]:
             notes.append(f"{topic}: readQueueNums is {taken[topic]['readQueueNums']}, but the "
@@ -285,7 +285,8 @@ def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Sc
     else:
         raise RefusedError(f"{store.root}: cannot restore topic {topic}: it has no messages, no "
                            f"queues and no entry in {file.backup.path}")
-    if messages and not any(name == topic for name, _ in {**store.queues, **store.batch_queues}):
+    if messages and not any(name == topic for name, _ in {
+            **store.queues.by_key, **store.queues.batch}):
         notes.append(f"{topic} has messages, but no consume queues, so consumers do not get these "
                      f"messages. `rmqctl recover {store.root}` rebuilds the queues")
     action = Action("add", _target(file), None, topic, reason,

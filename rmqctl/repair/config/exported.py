@@ -134,8 +134,8 @@ def fitting(store: Store, export: Exported, table: str) -> tuple[dict[str, Any],
         notes.append(
             f"{export.name}: covers a whole cluster, so readQueueNums and writeQueueNums are sums "
             "over all masters; correct both if there are several masters")
-    kinds = {topic: False for topic, _ in store.queues} | {
-        topic: True for topic, _ in store.batch_queues}
+    kinds = {topic: False for topic, _ in store.queues.by_key} | {
+        topic: True for topic, _ in store.queues.batch}
     good = {name: entry for name, entry in theirs.items()
             if kinds.get(name, is_batch(entry)) == is_batch(entry)}
     if len(good) < len(theirs):

@@ -62,14 +62,14 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
     queues (retry and dead letter topics: 1 queue), perm 6.
     """
     seen: dict[str, int] = {}
-    batch = {topic for topic, _ in store.batch_queues}
+    batch = {topic for topic, _ in store.queues.batch}
 
     def see(topic: str, queue_id: int) -> None:
         if not topic.startswith(LMQ_PREFIX) and not is_system(topic, generation, CLUSTER):
             seen[topic] = max(seen.get(topic, 0), queue_id + 1)
 
     # The queues that consume queues, log and committed offsets show.
-    for topic, queue_id in {**store.queues, **store.batch_queues}:
+    for topic, queue_id in {**store.queues.by_key, **store.queues.batch}:
         see(topic, queue_id)
     for name in table:
         topic, _, number = name.rpartition("-")
@@ -172,7 +172,8 @@ def groups(store: Store, generation: int, table: Iterable[str],
     for group in [*(commit.group for commit in ConsumerProgress.of(store).commits), *more]:
         if not group.startswith(LMQ_PREFIX):
             evidence.setdefault(group, "its offsets")
-    names = {topic for topic, _ in store.queues} | {name.rpartition("-")[0] for name in table}
+    names = {topic for topic, _ in store.queues.by_key} | {
+        name.rpartition("-")[0] for name in table}
     for prefix, words in ((RETRY_PREFIX, "its retry topic"), (DLQ_PREFIX,
                                                               "its dead letter topic")):
         for topic in sorted(names):

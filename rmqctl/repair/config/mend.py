@@ -421,7 +421,7 @@ class _Mender:
                 f"{path}: {{}}retry counts and other settings of groups are unknown: they get a "
                 "broker's defaults (16 retries)"))
         # Delays: from the delivered copies in the log.
-        if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues):
+        if not any(topic == SCHEDULE_TOPIC for topic, _ in self._store.queues.by_key):
             return {}, {}
         with self._watch("looking for delivered messages", self._store.log.size) as done:
             levels = delays(self._store, done)

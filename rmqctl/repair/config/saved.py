@@ -174,6 +174,6 @@ def _end(store: Store, table: Mapping[str, int], topic: str, queue_id: int) -> i
     """Return the end of a queue in the log or in its entries, whichever is later; None for an
     unknown queue.
     """
-    queue = store.known_queues.get((topic, queue_id))
+    queue = store.queues.readable.get((topic, queue_id))
     ends = [table.get(f"{topic}-{queue_id}"), None if queue is None else queue.disk_end]
     return max((end for end in ends if end is not None), default=None)

@@ -112,7 +112,7 @@ class InFolders:
         """Write the settings that `init` recorded for the old store, but with the log folders of
         the new store.
         """
-        values = {name: value for name, value in self._store.remembered.items()
+        values = {name: value for name, value in self._store.config.remembered.items()
                   if name != LOG_FOLDERS}
         if self._names != (LOG,):
             values[LOG_FOLDERS] = list(self._names)

@@ -143,7 +143,7 @@ class WithPlainLog:
             self._put(engine, begin, advance, check)
             engine.reput()
         with Store.open(self._root) as converted:
-            ends = {key: queue.written for key, queue in converted.queues.items()}
+            ends = {key: queue.written for key, queue in converted.queues.by_key.items()}
         keep_ends(self._store, ends, os.path.join(self._root, CONSUMEQUEUE), self._settings)
         return self.done
 

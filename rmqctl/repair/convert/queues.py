@@ -100,13 +100,13 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
         _refuse(store, options.to)
         configuration = configured(store, options.given, into_files=options.to == "file")
         parts = log_as_it_is(store)
-        before = sum(queue.disk_end - queue.first_index for queue in store.queues.values())
+        before = sum(queue.disk_end - queue.first_index for queue in store.queues.by_key.values())
         # The queues in the other form, from the log.
         with watch("rebuilding", log_size(parts)) as done:
             if options.to == "rocksdb":
                 database = rocksdb.make(
-                    parts, root, configuration.settings, scratch, store.queues, jobs=options.jobs,
-                    progress=done, log=store.log)
+                    parts, root, configuration.settings, scratch, store.queues.by_key,
+                    jobs=options.jobs, progress=done, log=store.log)
                 steps, actions = rocksdb.steps(root, database, before,
                                                "converts files to a database")
                 if os.path.isdir(os.path.join(root, _EXT)):
@@ -132,7 +132,7 @@ def _gaps(store: Store) -> list[Phrase]:
     message has. A database has it there, after a gap.
     """
     moved = []
-    for (topic, queue_id), queue in store.queues.items():
+    for (topic, queue_id), queue in store.queues.by_key.items():
         with closing(queue):
             last = queue.disk_end - 1
             unit = queue.unit(last)
@@ -149,7 +149,7 @@ def _refuse(store: Store, to: Form) -> None:
     """Raise RefusedError if the log is damaged, or if the new form does not support batch
     queues.
     """
-    if to == "rocksdb" and store.batch_queues:
+    if to == "rocksdb" and store.queues.batch:
         raise RefusedError(f"{store.root}: batch consume queues cannot be stored in RocksDB")
     refuse_damage(store)
 
@@ -208,7 +208,7 @@ def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
     Raises: StoreIOError.
     """
     kept: dict[QueueKey, int] = {}
-    for key, queue in store.queues.items():
+    for key, queue in store.queues.by_key.items():
         last = None if key in ends or not is_queue_name(key[0]) else rocksdb.expired_position(
             queue, store.log.min_offset)
         if last is not None:

@@ -187,7 +187,7 @@ class _Conversion(Changes):
         self._compressed = 0
         self._delayed = ConsumerProgress.of(store).delayed
         self._batched = frozenset() if version.batch_queues else frozenset(
-            topic for (topic, _), queue in store.batch_queues.items() if has_batches(queue))
+            topic for (topic, _), queue in store.queues.batch.items() if has_batches(queue))
 
     # -- the log ------------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class _Conversion(Changes):
             self.move_aside(_QUEUES[2], None, Phrase(
                 "a {release} broker does not read batch queues, and a later broker does not start "
                 "if both kinds of queues exist", release=self.release), "")
-        for (topic, queue_id), queue in sorted(self.store.batch_queues.items()):
+        for (topic, queue_id), queue in sorted(self.store.queues.batch.items()):
             rows = queue.all_used()
             if topic in self._batched or not len(rows):
                 continue

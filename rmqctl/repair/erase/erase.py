@@ -155,7 +155,7 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
     tiered = topic_folders(store, topics)
     away = _move_queues(changes, store, topics, [path for _, path in tiered])
     changes.extend(drop_metadata(store, tiered))
-    if topics and store.rocksdb is not None:
+    if topics and store.queues.rocksdb is not None:
         _rebuild_database(changes, store, frozenset(topics), scratch)
     _drop_config(changes, store, topics, wanted.groups, clock, scratch)
     # Bytes that stay, and places that a plan cannot reach.
@@ -290,7 +290,7 @@ def _rebuild_database(changes: Changes, store: Store, topics: frozenset[str],
     """Rebuild the consume queue database without the queues of the topics. Raises: RefusedError
     if the database is damaged; StoreIOError, MissingExtraError.
     """
-    present = store.rocksdb
+    present = store.queues.rocksdb
     if present is None or not any(topic in topics for topic, _ in present.queues):
         return
     if present.damage or present.has_unread:
@@ -405,7 +405,7 @@ def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches
         yield (f"{len(ids):,} of {plural(len(wanted.ids), 'id', 'ids')}: not in this store, or "
                f"erased before ({named(list(ids))})")
     if is_empty:
-        topics = {topic for topic, _ in store.known_queues}
+        topics = {topic for topic, _ in store.queues.readable}
         yield from (f"this store contains no data of topic {topic}{near_names(topic, topics)}"
                     for topic in wanted.topics if topic not in matches.shared)
         yield from (f"this store contains no data of group {group}" for group in wanted.groups)

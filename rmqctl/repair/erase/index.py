@@ -32,9 +32,9 @@ def drop_entries(store: Store, gone: Array, why: str = "entries of erased messag
     StoreIOError.
     """
     changes = Changes()
-    for file in store.index_listing.files:
+    for file in store.index.listing.files:
         try:
-            index = store.open_index(file)
+            index = store.index.open(file)
         except (FormatError, StoreIOError) as error:
             changes.notes.append(f"{error}; its entries stay: `rmqctl recover STORE --only index` "
                                  "rebuilds it")

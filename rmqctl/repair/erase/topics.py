@@ -37,7 +37,7 @@ class DeletedTopics:
         _check(self.topics, groups)
         if not groups:
             return
-        names = {name for name, _ in (*store.known_queues, *store.batch_queues)} | {
+        names = {name for name, _ in (*store.queues.readable, *store.queues.batch)} | {
             row["topic"] for row in load_one(store, "topics.json").rows()}
         owners = _Owners(names, {row["group"] for row in load_one(
             store, "subscriptionGroup.json").rows()} | ConsumerProgress.of(store).by_group().keys())

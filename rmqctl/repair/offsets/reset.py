@@ -125,7 +125,7 @@ def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]
         topic for topic in sorted(before)
         if wanted.to == "beyond-end" or not topic.startswith(RETRY_PREFIX)]
     on_disk: dict[str, set[int]] = {}
-    for topic, queue_id in {**store.queues, **store.batch_queues}:
+    for topic, queue_id in {**store.queues.by_key, **store.queues.batch}:
         on_disk.setdefault(topic, set()).add(queue_id)
     for topic in topics:
         queue_ids = on_disk.get(topic, set()) | before.get(topic, {}).keys()

@@ -161,7 +161,7 @@ def queue_rows(store: Store, view: View, topic: str, queue_id: int,
     If a broker meets a damaged message during a look-up by time, the broker returns the start of
     the queue (`offset_by_time`). The returned object continues the search instead.
     """
-    queue = store.queue(topic, queue_id)
+    queue = store.queues.find(topic, queue_id)
     if queue is not None:
         return PlainRows(stack.enter_context(closing(queue)), view)
     batch = batch_queue(store, topic, queue_id)
@@ -237,7 +237,7 @@ def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]
                      f"keeps records up to {cut[1]}")
     notes += [f"{file.main.fault()}; reading the other offsets from {file.backup.path}, as a "
               "broker does" for file in files if file.fell_back]
-    if any(topic.startswith(REVIVE_PREFIX) for topic, _ in store.queues):
+    if any(topic.startswith(REVIVE_PREFIX) for topic, _ in store.queues.by_key):
         notes.append("the store was used with POP: messages delivered by POP and not yet "
                      "acknowledged are delivered again, whatever the offset")
     return notes

@@ -150,7 +150,7 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
     Each is yielded as (tags code in the entry, the message, whether other entries have the same
     tags code).
     """
-    present, rebuilt_queues = rebuilt.present, rebuilt.scratch_store.plain_queues
+    present, rebuilt_queues = rebuilt.present, rebuilt.scratch_queues.plain
     left = _MAX_DISPUTES
     for key in sorted(queues & present.keys() & rebuilt_queues.keys()):
         with closing(present[key]) as ours, closing(rebuilt_queues[key]) as theirs:
@@ -220,7 +220,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
     A foreign key is not a key of the message. Only entries that are in the chain of their slot and
     in the order of the log are returned.
     """
-    if not store.index_listing.files:
+    if not store.index.listing.files:
         return {}
     # The rebuilt index: any other entry belongs to no key.
     pairs = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
@@ -261,9 +261,9 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
 
 def _indexes(store: Store) -> Iterator[IndexFile]:
     """Yield the readable index files, each open until the next one."""
-    for file in store.index_listing.files:
+    for file in store.index.listing.files:
         try:
-            index = store.open_index(file)
+            index = store.index.open(file)
         except (FormatError, StoreIOError):
             continue
         with closing(index):
@@ -332,8 +332,8 @@ def _is_in_chain(index: IndexFile, number: int, key: int) -> bool:
 def _pairs(store: Store) -> Array:
     """Return all entries of a store's index."""
     parts = [np.zeros(0, ENTRY.array(b"").dtype)]
-    for file in store.index_listing.files:
-        with closing(store.open_index(file)) as index:
+    for file in store.index.listing.files:
+        with closing(store.index.open(file)) as index:
             count = index.header.entries
             parts.append(ENTRY.array(index.source.read(
                 index.shape.entry_position(1), count * ENTRY.size)))
@@ -344,7 +344,7 @@ def _has_entry(store: Store, record: Record) -> bool:
     """Return whether the queue has an entry for a message. If so, a broker also wrote the message's
     index entries.
     """
-    queue = store.row_as_evidence(os.fsdecode(record.topic), record.queue_id)
+    queue = store.queues.find_evidence(os.fsdecode(record.topic), record.queue_id)
     unit = None if queue is None else queue.unit(record.queue_offset)
     return unit is not None and (unit.physical_offset, unit.size) == (
         record.physical_offset, record.total_size)

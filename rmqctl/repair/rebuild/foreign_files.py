@@ -51,11 +51,11 @@ def foreign_queue_entries(store: Store, generation: int) -> Planned:
 
     def every() -> Iterator[str]:
         for top in tops:
-            for topic in store.listed(store.path(top)).folders:
-                for queue in store.listed(store.path(top, topic)).folders:
+            for topic in store.queues.listed(store.path(top)).folders:
+                for queue in store.queues.listed(store.path(top, topic)).folders:
                     if _NUMBER.fullmatch(queue):  # a broker skips other queue folders
                         folder = store.path(top, topic, queue)
-                        yield from _strange(folder, store.listed(folder), generation)
+                        yield from _strange(folder, store.queues.listed(folder), generation)
 
     return _moved_aside(store, every())
 

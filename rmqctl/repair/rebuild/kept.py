@@ -59,12 +59,12 @@ class StoreEntries:
         """
         key = message.topic, message.queue_id
         try:
-            batch = self.store.batch_queues.get(key)
+            batch = self.store.queues.batch.get(key)
             if batch is not None:
                 row = batch.find(message.queue_offset)
                 return row.tags_code if row is not None and (row.physical_offset, row.size) == (
                     message.physical, message.size) else None
-            queue = self.store.known_queues.get(key)
+            queue = self.store.queues.readable.get(key)
             if queue is None or not queue.exists:
                 return None
             with closing(queue):
@@ -79,7 +79,7 @@ class StoreEntries:
         """Return the tags of a nearby message that is in the queue and has the same tags code; None
         if no message meets these conditions.
         """
-        queue = self.store.known_queues.get((message.topic, message.queue_id))
+        queue = self.store.queues.readable.get((message.topic, message.queue_id))
         if queue is None or not queue.exists or message.topic == SCHEDULE_TOPIC or not code:
             return None
         try:
@@ -123,7 +123,7 @@ class StoreEntries:
         message.
         """
         pointing = []
-        for (name, _), queue in self.store.known_queues.items():
+        for (name, _), queue in self.store.queues.readable.items():
             if not name.startswith(LMQ_PREFIX) or not queue.exists:
                 continue
             try:

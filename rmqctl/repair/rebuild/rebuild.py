@@ -57,6 +57,7 @@ from rmqctl.store.log import ranges
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import FileQueue
 from rmqctl.store.queue.search import begun_at
+from rmqctl.store.queue.store_queues import QueueFolders
 from rmqctl.store.store import Store
 
 CONSUMEQUEUE, INDEX = "consumequeue", "index"
@@ -124,20 +125,20 @@ class Rebuilt:
     repeated: int = 0
     store: Store | None = None
     same: frozenset[QueueKey] = frozenset()
-    scratch_store: Store = field(kw_only=True)
+    scratch_queues: QueueFolders = field(kw_only=True)
     """The files in ``scratch``."""
 
     @property
     def present_batches(self) -> Mapping[QueueKey, BatchQueue]:
         """Return the batch queues of the store."""
-        return (self.store or seed.derived_in(self.root)).batch_queues
+        return (QueueFolders(self.root) if self.store is None else self.store.queues).batch
 
     @property
     def present(self) -> Mapping[QueueKey, FileQueue]:
         """Return the plain queues of the store."""
         if self.store is not None:
-            return self.store.plain_queues
-        return seed.derived_in(self.root, self.settings.consumequeue_file_size).plain_queues
+            return self.store.queues.plain
+        return QueueFolders(self.root, self.settings.consumequeue_file_size).plain
 
     @property
     def rows_end(self) -> int:
@@ -157,7 +158,7 @@ class Rebuilt:
             log_min=log_min, log_end=max(done.end, log_min) if log_end is None else log_end,
             messages=done.messages, last=done.last, newest=done.newest, damage=done.damage,
             logics_timestamp=done.logics, gaps=done.gaps, refused=done.refused,
-            unplaceable=done.unplaceable, repeated=done.repeated, scratch_store=seed.derived_in(
+            unplaceable=done.unplaceable, repeated=done.repeated, scratch_queues=QueueFolders(
                 others["scratch"].root, others["settings"].consumequeue_file_size), **others)
 
     def wants(self, key: QueueKey) -> bool:
@@ -332,7 +333,7 @@ class _Job:
         """Return the physical offset at which a queue of the store starts if its first entry points
         beyond ``place``; otherwise 0.
         """
-        queue = None if self._store is None else self._store.known_queues.get(key)
+        queue = None if self._store is None else self._store.queues.readable.get(key)
         if self._store is None or queue is None:
             return 0
         with closing(queue):
@@ -366,10 +367,10 @@ class _Job:
                 os.path.join(self._root, "consumequeue")):
             return None
         store = self._store or held.enter_context(Store.open(self._root))
-        light = store.light_queues
+        light = store.queues.light
         if not light.own or light.own_ids == self._settings.lmq:
             return None
-        return partial(light.ids, leads=store.leads)
+        return partial(light.ids, leads=store.queues.leads)
 
     def _dispatch_rest(self, dispatcher: Dispatcher, reached: RebuildProgress,
                        base: tuple[int, ...], jobs: int, progress: Callable[[int], None] | None,
@@ -420,8 +421,8 @@ def _unshared_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
     """Yield each plain queue whose folder is the one that a broker uses and contains no other
     queue.
     """
-    for key, queue in store.plain_queues.items():
-        if os.path.basename(queue.folder) == str(key[1]) and not store.listed(
+    for key, queue in store.queues.plain.items():
+        if os.path.basename(queue.folder) == str(key[1]) and not store.queues.listed(
                 queue.folder).folders:
             yield key, queue
 

@@ -284,7 +284,7 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
 
     The log is truncated at the physical offset ``to``. Raises: StoreIOError, MissingExtraError.
     """
-    present, parts = store.rocksdb, log_as_it_is(store)
+    present, parts = store.queues.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
     database = make(parts, store.root, configured(store, {}).settings, scratch, queues, log_end=to,
                     log=store.log)

@@ -41,15 +41,15 @@ def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scrat
     """
     why, present = "", None
     try:
-        present = store.rocksdb
+        present = store.queues.rocksdb
     except MissingExtraError:
         raise
     except RmqctlError:
         why = "the copy in RocksDB cannot be read"
     if present is not None and present.damage:
         why = "a part of the copy in RocksDB cannot be read"
-    database = make(parts, store.root, settings, scratch, store.queues, log_end=log_end, jobs=jobs,
-                    progress=progress)
+    database = make(parts, store.root, settings, scratch, store.queues.by_key, log_end=log_end,
+                    jobs=jobs, progress=progress)
     if not why and present is not None and not _agrees(present, database, store.log.min_offset):
         why = "the copy in RocksDB has wrong entries"
     if not why:

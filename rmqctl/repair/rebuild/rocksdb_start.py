@@ -37,7 +37,7 @@ def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, setti
     The list is empty if the start would not change the database. Raises: RefusedError if a part of
     the present database cannot be read; StoreIOError, MissingExtraError.
     """
-    present = store.rocksdb
+    present = store.queues.rocksdb
     try:
         database = _built(store, present, predicted, rules, settings, scratch)
         if present is not None and _same(present.database, database.folder):

@@ -34,7 +34,8 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
-from rmqctl.store.store import Sizes, Store
+from rmqctl.store.queue.store_queues import QueueFolders
+from rmqctl.store.store import Store
 
 PLAIN, EXT, BATCH = "consumequeue", "consumequeue_ext", "batchconsumequeue"
 _FILLER = np.array([tuple(FILLER)], consume_queue.dtype())[0]
@@ -44,11 +45,6 @@ _MISSES = 64
 """Number of consecutive messages without a unit after which the search for units ends."""
 _PAGE = 1 << 16
 _BUFFERED = 256
-
-
-def derived_in(root: str, file_size: int | None = None) -> Store:
-    """Return a store object for the consume queues below a root, without a log."""
-    return Store(root, [], Sizes(consumequeue_file=file_size))
 
 
 # -- batch queues: before the rebuild -------------------------------------------------------------
@@ -62,7 +58,7 @@ def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[S
     """
     if not log_min:
         return
-    for queue in derived_in(root).batch_queues.values():
+    for queue in QueueFolders(root).batch.values():
         last: tuple[StoreFile, int] | None = None
         for number, file in enumerate(queue.files):
             rows = queue.used(number, log_min)
@@ -104,8 +100,8 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
     """
     size = settings.consumequeue_file_size
     aside = AsideFolder(scratch.root)
-    derived = derived_in(scratch.root, size)
-    for queue in derived.plain_queues.values():
+    derived = QueueFolders(scratch.root, size)
+    for queue in derived.plain.values():
         with closing(queue):
             numbers = [_sound_rows(file, done) for file in queue.files]
             any_row = any((rows[:count] != _FILLER).any() for rows, count in numbers)
@@ -115,7 +111,7 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
             for file in listing(scratch.path(EXT, queue.topic, str(queue.queue_id))).files:
                 aside.move(file.path)
     size = settings.batch_consumequeue_file_size
-    for batches in derived.batch_queues.values():
+    for batches in derived.batch.values():
         counts = [len(batches.used(number, done)) for number in range(len(batches.files))]
         _cut_files(batches.files, counts, batch_consume_queue.UNIT_SIZE, size, aside)
 
@@ -163,7 +159,7 @@ def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None
     """
     if not log_min:
         return
-    for key, queue in derived_in(scratch.root, file_size).plain_queues.items():
+    for key, queue in QueueFolders(scratch.root, file_size).plain.items():
         with closing(queue):
             if queue.files:
                 _take_units(os.path.join(root, EXT, key[0], str(key[1])), queue,
@@ -279,7 +275,7 @@ class OldUnits:
         """Return the byte offset of the unit to which a message's consume queue entry points; None
         if unknown.
         """
-        queue = self._store.queue(*key)
+        queue = self._store.queues.find(*key)
         if queue is None:
             return None
         try:

@@ -98,13 +98,13 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
 
 def _all(rebuilt: Rebuilt, index_is_right: Callable[[], bool]) -> Iterator[Planned]:
     if CONSUMEQUEUE in rebuilt.only:
-        scratch_store = rebuilt.scratch_store
-        queues, rebuilt_queues = rebuilt.present, scratch_store.plain_queues
+        in_scratch = rebuilt.scratch_queues
+        queues, rebuilt_queues = rebuilt.present, in_scratch.plain
         for key in sorted({*queues, *rebuilt_queues} - rebuilt.same):
             if rebuilt.wants(key):
                 yield _Plain(rebuilt, key).planned(queues.get(key), rebuilt_queues.get(key))
                 yield _extension(rebuilt, key)
-        batches, fresh = rebuilt.present_batches, scratch_store.batch_queues
+        batches, fresh = rebuilt.present_batches, in_scratch.batch
         for key in sorted({*batches, *fresh}):
             if rebuilt.wants(key):
                 yield _Batch(rebuilt, key).planned(batches.get(key), fresh.get(key))

@@ -136,5 +136,5 @@ def _topics(store: Store) -> set[str]:
     """Return the existing topics: configured ones, and those with consume queues."""
     value = load_one(store, "topics.json").value
     table = value.get("topicConfigTable") if isinstance(value, dict) else None
-    return {topic for topic, _ in store.known_queues} | (
+    return {topic for topic, _ in store.queues.readable} | (
         set(table) if isinstance(table, dict) else set())

@@ -349,7 +349,7 @@ def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
 
 def _has_its_tags(store: Store, record: Record) -> bool:
     """Return whether the entry at a record's queue offset has the record's tags code."""
-    queue = store.known_queues.get((text(record.topic), record.queue_id))
+    queue = store.queues.readable.get((text(record.topic), record.queue_id))
     try:
         unit = None if queue is None else queue.unit(record.queue_offset)
         return unit is not None and unit.physical_offset == record.physical_offset and (

@@ -121,10 +121,10 @@ class Contradictions:
         if any(hole.low >= 0 or hole.high < ENDLESS
                for hole in self._gatherer.holes.get(row.key, ())):
             return True
-        if own not in self._store.queues and not 0 <= record.queue_id < _MAX_QUEUES and (
+        if own not in self._store.queues.by_key and not 0 <= record.queue_id < _MAX_QUEUES and (
                 row.key[0], row.queue_offset) == (own[0], record.queue_offset):
             return True  # the queue id is invalid, and the entry confirms the rest
-        if own in self._store.queues or sum(
+        if own in self._store.queues.by_key or sum(
                 astray.key == row.key for astray in self._evidence.astray) != 1:
             return False
         topics = known_topics(self._store) or frozenset()
@@ -171,7 +171,7 @@ class Contradictions:
         own = os.fsdecode(record.topic), record.queue_id
         if self._leads(own, record.queue_offset, record.physical_offset):
             return True  # its own entry is right: its properties lost the further queues
-        if own not in self._store.queues and own not in self._store.batch_queues and any(
+        if own not in self._store.queues.by_key and own not in self._store.queues.batch and any(
                 hole.inner for row in rows if (hole := holes_with(
                     self._gatherer.holes, row.key, row.queue_offset))):
             return True  # its queue is unknown, and another queue lacks it
@@ -234,9 +234,9 @@ class Contradictions:
 
     def _leads(self, key: QueueKey, offset: int, physical: int) -> bool:
         """Return whether the entry at queue offset ``offset`` points to ``physical``."""
-        queue = self._store.queues.get(key)
+        queue = self._store.queues.by_key.get(key)
         if queue is None:
-            batch = self._store.batch_queues.get(key)
+            batch = self._store.queues.batch.get(key)
             row = batch.find(offset) if batch is not None else None
             return row is not None and row.physical_offset == physical
         with closing(queue):
@@ -275,7 +275,7 @@ class Contradictions:
         """Return the ``further`` (queue name, queue offset) pairs whose entries point to the
         record.
         """
-        light, leads = self._store.light_queues, self._store.leads
+        light, leads = self._store.queues.light, self._store.queues.leads
         place = record.physical_offset
         return {(name, offset) for name, offset in further if self._leads(
             (name, light.id_of(name, record.queue_id, offset, place, leads)), offset, place)}

@@ -201,7 +201,7 @@ class Collector:
         own = FillerEntry(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         rows = [own]
         values = props.parse(record.properties.decode("utf-8", "replace"))
-        light, leads = self._store.light_queues, self._store.leads
+        light, leads = self._store.queues.light, self._store.queues.leads
         rows += [FillerEntry(name, light.id_of(name, record.queue_id, number, physical, leads),
                              number)
                  for name, number in props.further_rows(values)]

@@ -137,7 +137,7 @@ def salvage(store: Store, generation: int | None = None, *,
     Raises: StoreIOError; RefusedError for a source with another log, and for files whose names or
     sizes no broker can have written.
     """
-    topics = ({topic for topic, _ in store.batch_queues} if batch_topics is None
+    topics = ({topic for topic, _ in store.queues.batch} if batch_topics is None
               else set(batch_topics))
     return _Job(store, generation or store.generation, missing_file, ambiguous, topics, progress,
                 scratch, correct, keep_damaged, fillers, sources=sources,

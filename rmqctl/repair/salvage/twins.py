@@ -111,7 +111,7 @@ class Twins:
 
     def _indexed(self, topic: str, key: str) -> list[int]:
         places: list[int] = []
-        for index in self._store.indexes_newest_first():
+        for index in self._store.index.newest_first():
             with suppress(StoreIOError):
                 index_files.select(index, index_file.key_hash(topic, key), _MAX_ENTRIES, 0,
                                    ENDLESS, places)

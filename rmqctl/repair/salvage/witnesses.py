@@ -109,14 +109,15 @@ class Witnesses:
         witness, entries = self._parts[0].witness, []
         key = os.fsdecode(record.topic), record.queue_id
         if sysflag.has_consume_queue_row(record.sys_flag) and witness is not None:
-            batch = self._store.batch_queues.get(key)
+            batch = self._store.queues.batch.get(key)
             if batch is not None:
                 row = batch.find(record.queue_offset)
                 if row is not None and row.physical_offset == record.physical_offset:
                     entries.append("its batch queue entry")
             elif witness.confirms(record):
                 entries.append("its consume queue entry")
-        light, leads, place = self._store.light_queues, self._store.leads, record.physical_offset
+        queues, place = self._store.queues, record.physical_offset
+        light, leads = queues.light, queues.leads
         further = []
         for name, offset in sorted(dispatched(record.properties)):
             queue = name, light.id_of(name, record.queue_id, offset, place, leads)

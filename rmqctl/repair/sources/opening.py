@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import field
 
 from rmqctl import vfs
 from rmqctl.checks.diff.members import are_members
@@ -178,7 +179,7 @@ class Opener:
         _refuse_same_files(self.ours, log, name)
         if not log.files:
             raise NotAStoreError(f"{name}: is empty")
-        return LogSource(name, log, find_end(_Bare(log, {})).offset)
+        return LogSource(name, log, find_end(_Bare(log)).offset)
 
     # -- messages ---------------------------------------------------------------------------------
 
@@ -235,11 +236,16 @@ class Opener:
 
 
 @dataclass(slots=True)
+class _NoQueues:
+    readable: dict[tuple[str, int], ConsumeQueue] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class _Bare:
     """A log whose consume queues are unknown."""
 
     log: CommitLog
-    known_queues: dict[tuple[str, int], ConsumeQueue]
+    queues: _NoQueues = field(default_factory=_NoQueues)
 
 
 def _log_file(path: str) -> StoreFile:

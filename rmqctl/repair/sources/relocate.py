@@ -70,7 +70,7 @@ class Relocator(Closing):
         """Return the physical offset in the consume queue entry at the record's queue offset; None
         if this entry does not match the record.
         """
-        queue = self._ours.known_queues.get((text(record.topic), record.queue_id))
+        queue = self._ours.queues.readable.get((text(record.topic), record.queue_id))
         try:
             unit = None if queue is None else queue.unit(record.queue_offset)
         except StoreIOError:
@@ -102,9 +102,9 @@ class Relocator(Closing):
         return common.pop() if common and len(common) == 1 else None
 
     def _opened(self) -> Iterator[IndexFile]:
-        for file in reversed(self._ours.index_listing.files):
+        for file in reversed(self._ours.index.listing.files):
             with suppress(FormatError, StoreIOError):  # `verify` names them
-                yield self._ours.open_index(file)
+                yield self._ours.index.open(file)
 
     def _places(self, key: int, time: int) -> set[int]:
         offsets: list[int] = []

@@ -60,7 +60,7 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
             continue
         # A file that cannot be read, or of unknown shape, stays.
         try:
-            index = store.open_index(file)
+            index = store.index.open(file)
         except (FormatError, StoreIOError) as error:
             cut.notes.append(f"{error}; the file is left as it is, see `rmqctl recover STORE "
                              "--only index`")
@@ -90,9 +90,9 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
 
 
 def _headers(store: Store) -> Iterator[tuple[StoreFile, HeaderRecord | None]]:
-    for file in store.index_listing.files:
+    for file in store.index.listing.files:
         try:
-            with closing(store.open_index(file)) as index:
+            with closing(store.index.open(file)) as index:
                 header = index.header
         except (FormatError, StoreIOError):
             header = None

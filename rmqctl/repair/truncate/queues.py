@@ -64,7 +64,7 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
         assert scratch is not None
         (cut.steps, cut.actions), cut.next_offsets = rocksdb.cut(store, to, scratch)
     # In files: each queue ends with the last entry before the cut.
-    for key, queue in () if in_rocksdb else store.queues.items():
+    for key, queue in () if in_rocksdb else store.queues.by_key.items():
         tail = _tail(queue.files, consume_queue.UNIT, to)
         if tail is None:
             with closing(queue):
@@ -83,7 +83,7 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
             cut.restarted.append(key)
         _cut_ext(cut, store, key, queue.files, tail)
     # Batch queues, where an entry has several queue offsets.
-    for key, batch in store.batch_queues.items():
+    for key, batch in store.queues.batch.items():
         tail = _tail(batch.files, batch_consume_queue.UNIT, to)
         if tail is None:
             cut.next_offsets[key] = batch.bounds(0)[1]

@@ -176,7 +176,7 @@ def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], li
     Raises: StoreIOError if the folder cannot be listed.
     """
     names, troubles = _names(store)
-    files = [load_one(store, name) for name in store.config_parts]
+    files = [load_one(store, name) for name in store.config.parts]
     files += [_load_json(store, name) for name in names]
     return [file for file in files
             if section is None or file.kind in SECTIONS[section]], troubles
@@ -187,7 +187,7 @@ def load_one(store: Store, name: str) -> ConfigFile:
 
     If RocksDB replaces the file, return the replacement. Never raises.
     """
-    part = store.config_parts.get(name)
+    part = store.config.parts.get(name)
     if part is None:
         return _load_json(store, name)
     # MISSING means no entries; beside other databases it is damage.
@@ -284,7 +284,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
     names: set[str] = set()
     troubles = []
     # Databases are read as such, so their folders are not listed as unknown.
-    databases = {part.folder for part in store.config_parts.values()}
+    databases = {part.folder for part in store.config.parts.values()}
     for entry in entries:
         main = entry.name.removesuffix(BACKUP)
         if main in KINDS or main.endswith(".json"):

@@ -76,7 +76,7 @@ class Lag:
                 by_topic = self._commits.setdefault(row["group"], {})
                 by_topic.setdefault(row["topic"], {})[row["queue_id"]] = row["offset"]
         self._delays = {row["queue_id"]: row["offset"] for row in delays.rows()}
-        for name, queue_id in {**self.store.queues, **self.store.batch_queues}:
+        for name, queue_id in {**self.store.queues.by_key, **self.store.queues.batch}:
             self._on_disk.setdefault(name, []).append(queue_id)
 
     @property
@@ -234,11 +234,11 @@ class Lag:
     def _bounds(self, topic: str, queue_id: int) -> Bounds | str:
         store = self.store
         try:
-            queue = store.queues.get((topic, queue_id))
+            queue = store.queues.by_key.get((topic, queue_id))
             if queue is not None:
                 with closing(queue):  # a broker may have more queues than a process may open files
                     return self.view.bounds(queue)
-            batches = store.batch_queues[topic, queue_id]
+            batches = store.queues.batch[topic, queue_id]
             return Bounds(*batches.bounds(store.log.min_offset, self.view.log_end))
         except (StoreIOError, FormatError) as error:
             return str(error)
@@ -250,7 +250,7 @@ class Lag:
         if queue_offset < 0:
             return None
         try:
-            queue = self.store.queues.get((topic, queue_id))
+            queue = self.store.queues.by_key.get((topic, queue_id))
             if queue is not None:
                 with closing(queue):
                     unit = queue.unit(queue_offset)
@@ -258,7 +258,7 @@ class Lag:
                     return None
                 record = self.store.log.record_at(unit.physical_offset, unit.size)
                 return None if record is None else record.store_timestamp
-            batches = self.store.batch_queues.get((topic, queue_id))
+            batches = self.store.queues.batch.get((topic, queue_id))
             row = None if batches is None else batches.find(queue_offset)
         except StoreIOError:
             return None

@@ -107,7 +107,7 @@ class Requeued:
         named = [topic for topic in topics if topic is not None]
         unique = letter.properties.get(props.UNIQUE_KEY)
         marked = letter.record.message_id
-        if unique is not None and self._view.store.index_listing.files:
+        if unique is not None and self._view.store.index.listing.files:
             for record in by_unique_key(self._view.store, unique, named, self._report):
                 if props.parse(text(record.properties)).get(props.REQUEUED) == marked and (
                         text(record.topic) in named):

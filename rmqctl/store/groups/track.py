@@ -123,7 +123,7 @@ class Tracker:
         except ValueError:
             first, count = record.queue_offset, 1
         yield text(record.topic), record.queue_id, first, count
-        light, leads = self._store.light_queues, self._store.leads
+        light, leads = self._store.queues.light, self._store.queues.leads
         for name, number in props.further_rows(values):
             yield name, light.id_of(name, record.queue_id, number, record.physical_offset,
                                     leads), number, 1
@@ -185,7 +185,7 @@ class Tracker:
         unique = values.get(props.UNIQUE_KEY)
         own = origin_topic(text(record.topic), values)
         records = {record.physical_offset: record}
-        if unique is not None and self._store.index_listing.files:
+        if unique is not None and self._store.index.listing.files:
             topics = dict.fromkeys([text(record.topic), *([own] if own else []), *self._copies])
             for copy in by_unique_key(self._store, unique, list(topics), self._report):
                 records[copy.physical_offset] = copy

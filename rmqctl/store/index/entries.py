@@ -41,9 +41,9 @@ class AllIndexEntries:
         shape."""
         self._sources: list[FileSource] = []
         self.counts: list[int] = []
-        for file in store.index_listing.files:
+        for file in store.index.listing.files:
             try:
-                index = store.open_index(file)
+                index = store.index.open(file)
             except UnknownShapeError as error:
                 self.unknown |= error.sound and error.entries > 0
                 continue

@@ -26,15 +26,20 @@ _MAX_TRIES = 64
 _FIRST_CHUNK = 64 << 10
 
 
+class QueuesOfLog(Protocol):
+    """The queues of `LogAndQueues`, by topic and queue id."""
+
+    @property
+    def readable(self) -> Mapping[tuple[str, int], ConsumeQueue]: ...
+
+
 class LogAndQueues(Protocol):
-    """The part of a store's interface that this module needs: the log, and the queues by topic and
-    queue id.
-    """
+    """The part of a store's interface that this module needs: the log and the queues."""
 
     @property
     def log(self) -> CommitLog: ...
     @property
-    def known_queues(self) -> Mapping[tuple[str, int], ConsumeQueue]: ...
+    def queues(self) -> QueuesOfLog: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ def last_dispatched(store: LogAndQueues) -> int | None:
     points; None if no last entry points to a record.
     """
     rows = []
-    for queue in store.known_queues.values():
+    for queue in store.queues.readable.values():
         try:
             with closing(queue):  # a broker may have more queues than a process may open files
                 unit = queue.late_unit()

@@ -39,20 +39,34 @@ if TYPE_CHECKING:
     from rmqctl.store.log.dledger import Node
 
 
+class EvidenceQueues(Protocol):
+    """The queues of an `EvidenceStore`."""
+
+    @property
+    def batch(self) -> dict[tuple[str, int], BatchQueue]: ...
+    def as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]: ...
+    def find_evidence(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
+
+
+class EvidenceIndex(Protocol):
+    """The index files of an `EvidenceStore`."""
+
+    @property
+    def listing(self) -> Listing: ...
+    def open(self, file: StoreFile) -> IndexFile: ...
+
+
 class EvidenceStore(Protocol):
     """The part of the interface of `rmqctl.store.store.Store` that a witness needs."""
 
     @property
     def log(self) -> CommitLog: ...
-    def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]: ...
     @property
-    def batch_queues(self) -> dict[tuple[str, int], BatchQueue]: ...
+    def queues(self) -> EvidenceQueues: ...
     @property
-    def index_listing(self) -> Listing: ...
+    def index(self) -> EvidenceIndex: ...
     @property
     def nodes(self) -> list[Node]: ...
-    def row_as_evidence(self, topic: str, queue_id: int) -> ConsumeQueue | None: ...
-    def open_index(self, file: StoreFile) -> IndexFile: ...
 
 
 _Part = tuple[ConsumeQueue, int, int]
@@ -181,7 +195,7 @@ class StoreWitness:
     def confirms(self, record: Record) -> bool | None:
         entry, place = self.entry_of(record), (record.physical_offset, record.total_size)
         if entry is None and sysflag.has_consume_queue_row(record.sys_flag) and (
-                os.fsdecode(record.topic), record.queue_id) in self._opened().batch_queues:
+                os.fsdecode(record.topic), record.queue_id) in self._opened().queues.batch:
             # A batch queue does not have an entry for each queue offset: one for these bytes
             # belongs to it.
             places, sizes = self.rows(place[0], place[0] + 1)
@@ -191,7 +205,7 @@ class StoreWitness:
     def confirms_all(self, topic: str, queue_id: int, offsets: Array, places: Array,
                      sizes: Array) -> Array:
         confirmed = np.zeros(len(offsets), bool)
-        queue = self._opened().row_as_evidence(topic, queue_id)
+        queue = self._opened().queues.find_evidence(topic, queue_id)
         if queue is None or not len(offsets):
             return confirmed
         order = np.argsort(offsets, kind="stable")
@@ -212,7 +226,7 @@ class StoreWitness:
     def entry_of(self, record: Record) -> tuple[int, int] | None:
         if not sysflag.has_consume_queue_row(record.sys_flag):
             return None
-        queue = self._opened().row_as_evidence(record.topic.decode("utf-8", "surrogateescape"),
+        queue = self._opened().queues.find_evidence(record.topic.decode("utf-8", "surrogateescape"),
                                                record.queue_id)
         if queue is None or record.physical_offset < self._begun_at(queue):
             return None
@@ -295,12 +309,12 @@ class StoreWitness:
 
     def _row_pages(self) -> Iterator[Callable[[], Pair]]:
         store = self._opened()
-        queues = store.rows_as_evidence()
+        queues = store.queues.as_evidence()
         # With many queues, each has few entries in a cell: read no more than these for it.
         page = max(_MIN_PAGE, min(_PAGE, CELL // (2 * max(len(queues), 1))))
         for parts in _together(queues.values(), page):
             yield partial(_plain, parts)
-        for batch in store.batch_queues.values():
+        for batch in store.queues.batch.values():
             for number in range(len(batch.files)):
                 yield partial(_batched, batch, number)
         for node in store.nodes:
@@ -308,9 +322,9 @@ class StoreWitness:
 
     def _index_files(self) -> Iterator[_IndexFileEntries]:
         store = self._opened()
-        for file in store.index_listing.files:
+        for file in store.index.listing.files:
             try:
-                index = store.open_index(file)
+                index = store.index.open(file)
             except (FormatError, StoreIOError):
                 continue
             with closing(index):

@@ -79,12 +79,12 @@ def passed_over(store: Store, topic: str | None, key: str, read: int | None = No
     """
     log, layout = store.log, store.layout
     witness = log.files[0].witness if log.files else None
-    if witness is None or layout.is_dledger or not store.index_listing.files or not (
+    if witness is None or layout.is_dledger or not store.index.listing.files or not (
             layout.reads("consumequeue")):
         return None
     # The message of a light queue's entry has another topic, which may have no queue here. A text
     # with invalid UTF-8 has another hash than its displayed form.
-    topics = {name for name, _ in (*store.known_queues, *store.batch_queues)}
+    topics = {name for name, _ in (*store.queues.readable, *store.queues.batch)}
     if any(name.startswith(LMQ_PREFIX) or not is_plain(name) for name in topics) or (
             not is_plain(key)):
         return None

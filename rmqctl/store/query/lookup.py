@@ -37,12 +37,12 @@ _MAX_PER_ID = 64
 
 def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
     """Yield the index files, newest first; unreadable files are reported and omitted."""
-    for trouble in store.index_listing.troubles:
+    for trouble in store.index.listing.troubles:
         if trouble.unreadable:
             report(Problem("unreadable", f"{trouble.path}: {trouble.reason}"))
-    for file in reversed(store.index_listing.files):
+    for file in reversed(store.index.listing.files):
         try:
-            index = store.open_index(file)
+            index = store.index.open(file)
         except FormatError as error:
             report(Problem("damage", f"{error}: this index file is skipped"))
             continue

@@ -198,7 +198,7 @@ def first_in_log(store: Store, topic: str, queue_id: int) -> int:
 
     `LAST` if the topic does not have this queue: the commitlog then contains none of its messages.
     """
-    queue = store.known_queue(topic, queue_id)
+    queue = store.queues.find_readable(topic, queue_id)
     if queue is None:
         return LAST
     return first_from(queue, queue.first_index, queue.disk_end, store.log.min_offset)

@@ -19,12 +19,15 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
 from rmqctl.scan.frames import Array, used_length
 from rmqctl.scan.holes import PAGE, data_end, used_end
-from rmqctl.scan.source import FileSource
+from rmqctl.scan.source import FileSource, read_short
 from rmqctl.store.files import StoreFile, Trouble, common_size
 
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
 """Number of bytes of a file's first page, and of the first read at its start."""
+_FEW = 16 * UNIT_SIZE
+"""Maximum number of bytes of entries that are examined without an array."""
+_ZEROS = bytes(UNIT_SIZE)
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
 """Limits for files whose end was found by sampling.
 
@@ -382,13 +385,13 @@ class FileQueue(ConsumeQueue):
         if used is None and (rows := self._rows.get(number)) is not None:
             used = self._valid[number] = _leading(rows)
         if used is None:
-            file, source = self.files[number], self._open(number)
-            rows = self._few(number, source)
-            sampled = self._sampled(source) if rows is None else 0
-            if sampled:
+            rows = self._few(number)
+            file, source = self.files[number], None if rows is not None else self._open(number)
+            sampled = 0 if source is None else self._sampled(source)
+            if source is not None and sampled:
                 used = sampled
                 self._note_edges(source, file.base, used)
-            elif rows is None:
+            elif source is not None:
                 kept: list[bytes] = []
                 used = valid_prefix(source, file.size, kept, MAX_KEPT // 2 - FileQueue.kept)
                 if kept:
@@ -397,7 +400,7 @@ class FileQueue(ConsumeQueue):
                 elif used:
                     self._note_edges(source, file.base, used)
             else:
-                used = _leading(rows)
+                used = _leading(rows or b"")
             self._valid[number] = used
         return used
 
@@ -419,24 +422,26 @@ class FileQueue(ConsumeQueue):
         """
         used = self._used.get(number)
         if used is None:
-            source = self._open(number)
-            if self._few(number, source) is None:
-                self._used[number] = last_used(source, self.files[number].size)
+            if self._few(number) is None:
+                self._used[number] = last_used(self._open(number), self.files[number].size)
             used = self._used[number]
         return used
 
-    def _few(self, number: int, source: FileSource) -> bytes | None:
+    def _few(self, number: int) -> bytes | None:
         """Return all entries of a file if they fit into its first page; None if more data
         follows.
         """
         rows = self._rows.get(number)
         if rows is None and FileQueue.kept < MAX_KEPT:
-            size = self.files[number].size
-            if size > _FIRST_PAGE and source.next_data(_FIRST_PAGE) < size:
-                return None
-            data = source.read(0, min(size, _FIRST_PAGE + UNIT_SIZE))
-            used = -(-len(data[:len(data) - len(data) % UNIT_SIZE].rstrip(b"\0")) // UNIT_SIZE)
-            rows = self._rows[number] = data[:used * UNIT_SIZE]
+            file, data = self.files[number], None
+            if file.limit is None and self._source is None:
+                data = read_short(file.path, file.size, _FIRST_PAGE, _FIRST_PAGE + UNIT_SIZE)
+            if data is None:
+                source = self._open(number)
+                if file.size > _FIRST_PAGE and source.next_data(_FIRST_PAGE) < file.size:
+                    return None
+                data = source.read(0, min(file.size, _FIRST_PAGE + UNIT_SIZE))
+            rows = self._rows[number] = _used_units(data)
             self._used[number] = len(rows)
             FileQueue.kept += len(rows)
         return rows
@@ -499,8 +504,8 @@ class FileQueue(ConsumeQueue):
 
     def late_unit(self) -> UnitRecord | None:
         number = len(self.files) - 1
-        source = self._open(number) if self.files else None
-        if source is not None and source.sampled_end is None and self._few(number, source) is None:
+        source = self._open(number) if self.files and self._few(number) is None else None
+        if source is not None and source.sampled_end is None:
             # If a hole follows the entries, the last one is just before it.
             end = data_end(source, 0, source.size)
             start = max(end - PAGE, 0)
@@ -601,8 +606,23 @@ def valid(rows: Array) -> Array:
     return mask
 
 
+def _used_units(data: bytes) -> bytes:
+    """Return the complete units of ``data`` up to the last one with a nonzero byte."""
+    data = data[:len(data) - len(data) % UNIT_SIZE]
+    end = data.find(_ZEROS)
+    # Usually, only zeros follow the first zeros: comparing is faster than searching from the end.
+    if end < 0 or data[end:] != bytes(len(data) - end):
+        end = len(data)
+    return data[:-(-len(data[:end].rstrip(b"\0")) // UNIT_SIZE) * UNIT_SIZE]
+
+
 def _leading(data: bytes) -> int:
     """Return the length in bytes of the valid units at the start of ``data``."""
+    if len(data) <= _FEW:
+        for number, unit in enumerate(UNIT.decode_all(data)):
+            if not unit.is_valid:
+                return number * UNIT_SIZE
+        return len(data)
     good = valid(np.frombuffer(data, UNIT.dtype()))
     return len(data) if good.all() else int(good.argmin()) * UNIT_SIZE
 

@@ -183,7 +183,7 @@ def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return []
     if structure == "consumequeue" and store.layout.consumequeue == "rocksdb":
-        return sorted(queue_id for name, queue_id in store.known_queues if name == topic)
+        return sorted(queue_id for name, queue_id in store.queues.readable if name == topic)
     names = listing(store.path(structure, topic)).folders
     return sorted(int(name) for name in names
                   if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID)
@@ -220,7 +220,7 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
     for number in queue_ids(store, "consumequeue", topic):
         if queue_id in (None, number):
-            add(store.queue(topic, number))
+            add(store.queues.find(topic, number))
     for number in queue_ids(store, "batchconsumequeue", topic):
         if queue_id in (None, number):
             add(batch_queue(store, topic, number))
@@ -229,7 +229,7 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 def has_queue_files(store: Store, topic: str) -> bool:
     """Return whether any queue of a topic has a file, readable or not."""
-    plain = (store.known_queue(topic, queue_id)
+    plain = (store.queues.find_readable(topic, queue_id)
              for queue_id in queue_ids(store, "consumequeue", topic))
     return any(queue is not None and queue.exists for queue in plain) or any(
         listing(store.path("batchconsumequeue", topic, str(queue_id))).files
@@ -240,7 +240,7 @@ def topics_on_disk(store: Store) -> list[str]:
     """Return the sorted names of all topics that have a folder of queues in any structure."""
     topics: set[str] = set()
     if store.layout.consumequeue == "rocksdb":
-        topics.update(topic for topic, _ in store.known_queues)
+        topics.update(topic for topic, _ in store.queues.readable)
     for structure in ("consumequeue", "batchconsumequeue", os.path.join("compaction",
                                                                        "compactionLog")):
         topics.update(listing(store.path(structure)).folders)

@@ -129,13 +129,13 @@ def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int
     queue.
     """
     ends: dict[Key, int] = {}
-    for key, queue in store.known_queues.items():
+    for key, queue in store.queues.readable.items():
         with closing(queue):  # a broker may have more queues than a process may open files
             try:
                 ends[key] = view.bounds(queue).end
             except (StoreIOError, FormatError) as error:
                 report(Problem("unreadable", str(error)))
-    for key, batches in store.batch_queues.items():
+    for key, batches in store.queues.batch.items():
         try:
             ends[key] = batches.bounds(store.log.min_offset, view.log_end)[1]
         except (StoreIOError, FormatError) as error:
@@ -186,7 +186,7 @@ def log_reach(store: Store, view: View, *, jobs: int = 1,
     """Return, for each (topic, queue id), the queue offsets that the log contains."""
     parts = ranges.split(store.log.files, range_size, stop=view.log_end)
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
-    work = partial(_work, view.generation, store.light_queues)
+    work = partial(_work, view.generation, store.queues.light)
     for _, part in ranges.in_order(work, parts, jobs, progress):
         total.merge(part.reach)
         spans.add(part.spans)

@@ -187,9 +187,9 @@ def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: s
 def check(store: Store) -> Iterator[Finding]:
     """Yield the findings for all index files of a store."""
     counting = _SlotCounts(store)
-    for file in store.index_listing.files:
+    for file in store.index.listing.files:
         try:
-            index = store.open_index(file)
+            index = store.index.open(file)
         except FormatError as error:
             # An unusual shape is legal: a file that contradicts none is not damaged.
             sound = isinstance(error, UnknownShapeError) and error.sound

@@ -59,7 +59,7 @@ class LogPass:
             self.result.profile = LogProfile(store.log.min_offset, store.log.end)
         self._topics = text.Dictionary()
         self._messages = MessageChecks(store, ends, wanted, self._topics, self.result)
-        self._batch_topics = {os.fsencode(topic) for topic, _ in store.batch_queues}
+        self._batch_topics = {os.fsencode(topic) for topic, _ in store.queues.batch}
         self._held: list[Batch] = []
         self._held_bytes = 0
         self._started = False
@@ -312,16 +312,16 @@ class MessageChecks:
         self._topics = topics
         self._tags = TagsCodes(topics)
         self._index = IndexKeys(topics)
-        self.batched: set[str] = {topic for topic, _ in store.batch_queues}
+        self.batched: set[str] = {topic for topic, _ in store.queues.batch}
         self._plain: list[bool] = []
-        self.rows = ExpectedEntries(store, ends)
+        self.rows: ExpectedEntries = ExpectedEntries(store, ends)
         self._numbers = QueueTable(topics, self.rows.number)
         self._further = text.Dictionary()
         self.keys: KeyCheck | None = None
 
     def start(self, first: int) -> None:
         """Open the index. ``first``: physical offset of the first frame of the range."""
-        if self.wanted.index and self.store.index_listing.files:
+        if self.wanted.index and self.store.index.listing.files:
             entries = AllIndexEntries(self.store)
             if entries.total:
                 self.keys = KeyCheck(entries, first)
@@ -408,7 +408,7 @@ class MessageChecks:
         if not len(message):
             return
         self.result.passed.complete = False
-        light = self.store.light_queues
+        light = self.store.queues.light
         topics = self._topics.texts
         newer = self.store.generation >= 5
         # The queues that messages name, and their queue ids.
@@ -416,7 +416,7 @@ class MessageChecks:
         free: list[bool] = []
         name = self._further.encode(names)
         queue_ids = light.ids(self._further.texts, name, part.batch.column("queue_id")[message],
-                              offsets, rows.physical[message], self.store.leads)
+                              offsets, rows.physical[message], self.store.queues.leads)
         for row, raw, offset, queue_id in zip(message.tolist(), names.tolist(), offsets.tolist(),
                                               queue_ids.tolist(), strict=True):
             queue = os.fsdecode(raw)

@@ -171,7 +171,7 @@ class SoundPass:
         queues = max(len(self._rows.keys), len(self._rows.ends))
         share = min(max(_UNITS // queues, _MIN_READ), _MAX_READ)
         try:
-            queue = self._store.queue(*key)
+            queue = self._store.queues.find(*key)
             if queue is None or not queue.exists:
                 return False
             end = self._rows.ends.get(key)

@@ -54,7 +54,7 @@ def check(store: Store, log_end: int, *, live: bool = False,
     ``log_end``: physical offset after the log's last record.
     ``in_damage``: whether a physical offset is in a damaged part of the log.
     """
-    for queue in store.batch_queues.values():
+    for queue in store.queues.batch.values():
         yield from _BatchQueueCheck(store, queue, log_end, live, in_damage or nowhere).check()
 
 
@@ -258,7 +258,7 @@ def batch_forward(context: Context) -> Iterator[Finding]:
     entry.
     """
     for key, expected in context.result.batch_rows.items():
-        queue = context.store.batch_queues.get(key)
+        queue = context.store.queues.batch.get(key)
         if queue is None or not queue.exists:
             repairs = context.start_repairs_of_rows(key, expected[0][0], _end(expected))
             yield _finding(context, key, "cq-missing", expected, None,

@@ -118,7 +118,7 @@ def _addressed(store: Store, topic: str, queue_id: int) -> int:
     """Return 1 more than the offset of the last unit that an entry of the queue points to; 0 if no
     entry points to a unit.
     """
-    queue = store.queue(topic, queue_id)
+    queue = store.queues.find(topic, queue_id)
     if queue is None:
         return 0
     try:

@@ -154,7 +154,7 @@ class LeftOverRows:
             self._settle_gaps()
             return
         complete = context.looked_at is None and context.store.log.min_offset == 0
-        untold = self._is_switched and context.store.light_queues.untold
+        untold = self._is_switched and context.store.queues.light.untold
         skipped = sorted(tally.skipped)
         for first, count, by in tally.shifted:
             if not complete or untold or by <= bisect_left(skipped, first):
@@ -217,7 +217,7 @@ class LeftOverRows:
     def _is_switched(self) -> bool:
         """Return whether messages may legally have a queue offset in this queue but no entry."""
         return self.queue.topic.startswith(props.LMQ_PREFIX) and (
-            self.context.store.light_queues.switched)
+            self.context.store.queues.light.switched)
 
     def _looked_at(self, physical: Array) -> Array | bool:
         """Return a boolean array: for each entry, whether this run has read the position that the
@@ -364,7 +364,7 @@ class QueueReconciler(LeftOverRows):
         now, it may have been off when the message was stored.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
-        untold = self.context.store.light_queues.untold and not any(
+        untold = self.context.store.queues.light.untold and not any(
             claim.physical_offset in self.context.rowless for claim in self.tally.claims)
         left: list[Claim] = []
         taken: list[Claim] = []
@@ -627,8 +627,8 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
                 position=tally.first_phy - file.base if file else None, topic=loose[0][0],
                 queue_id=loose[0][1], queue_offset=loose[1])
         return
-    if topic.startswith(props.LMQ_PREFIX) and context.store.light_queues.untold and (
-            context.store.light_queues.switched):
+    if topic.startswith(props.LMQ_PREFIX) and context.store.queues.light.untold and (
+            context.store.queues.light.switched):
         yield Finding(
             "not-judged", "consumequeue", f"{plural(tally.messages, 'message')} "
             f"{_have(tally.messages)} no consume queue: {_OFF}, or it is lost",

@@ -31,7 +31,7 @@ def check(context: Context) -> Iterator[Finding]:
     consume queues are in files.
     """
     store = context.store
-    database = store.rocksdb if store.layout.consumequeue == "rocksdb" else None
+    database = store.queues.rocksdb if store.layout.consumequeue == "rocksdb" else None
     if database is None:
         return
     for damage in database.damage:
@@ -59,14 +59,14 @@ def check_copy(store: Store) -> Iterator[Finding]:
     # An unreadable copy does not affect the broker, which reads files.
     folder = store.path(STRUCTURE)
     try:
-        database = store.rocksdb
+        database = store.queues.rocksdb
     except RmqctlError as error:
         yield Finding("cq-copy", STRUCTURE, f"cannot read the copy in RocksDB: {error}",
                       file=folder, severity=INFO)
         return
     # Queue by queue, page by page.
     missing = 0
-    for key, queue in store.queues.items():
+    for key, queue in store.queues.by_key.items():
         copy = None if database is None else database.queues.get(key)
         for first, rows in queue.pages(queue.first_index, queue.disk_end):
             try:

@@ -248,7 +248,7 @@ class ExpectedEntries:
         tally.messages += len(rows)
         sound, physical = rows.offset[~rows.damaged], rows.physical[~rows.damaged]
         tally.first_phy = min(tally.first_phy, int(rows.physical.min()))
-        queue = self.store.queue(*key)
+        queue = self.store.queues.find(*key)
         if queue is None or not queue.exists:
             self._note(tally, rows)  # the tally's number of messages is enough for findings
         else:

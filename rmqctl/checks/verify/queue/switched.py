@@ -32,12 +32,12 @@ def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[i
     if not places:
         return set()
     ordered = distinct(np.array(places, np.int64))
-    own = np.sort(_places(context.store.queues[key]))
+    own = np.sort(_places(context.store.queues.by_key[key]))
     _, group = np.unique(np.searchsorted(own, ordered), return_inverse=True)
     first = np.flatnonzero(np.diff(group, prepend=-1))
     low, high = ordered[first], ordered[np.append(first[1:], len(ordered)) - 1]
     is_on: Array = np.zeros(len(low), bool)
-    for other, queue in context.store.queues.items():
+    for other, queue in context.store.queues.by_key.items():
         if other[0].startswith(props.LMQ_PREFIX) and other != key and queue.exists:
             place = _places(queue)
             stretch = np.searchsorted(low, place, "right") - 1

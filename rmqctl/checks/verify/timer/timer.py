@@ -154,7 +154,7 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
                           "broker reads all of it again", file=path, severity=WARNING)
         return
     limits = {_FLUSHED: (log.end, "the timer log ends")}
-    queue = store.known_queue(TIMER_TOPIC, 0)
+    queue = store.queues.find_readable(TIMER_TOPIC, 0)
     if queue is not None:
         try:
             limits["last_timer_queue_offset"] = queue.disk_end, f"the queue of {TIMER_TOPIC} ends"
@@ -360,7 +360,7 @@ class TimerRecords:
 
         The queue must have an entry with the unit's message offset and size.
         """
-        queue = self._store.known_queue(TIMER_TOPIC, 0)
+        queue = self._store.queues.find_readable(TIMER_TOPIC, 0)
         out: Array = np.zeros(len(rows), bool)
         if queue is None or not len(rows):
             return out

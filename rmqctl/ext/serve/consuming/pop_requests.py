@@ -56,7 +56,7 @@ def has_batches(broker: Broker, topic: str) -> bool:
     """Return whether a topic has batch consume queues, from which POP cannot deliver single
     messages.
     """
-    return any(name == topic for name, _ in broker.source.store.batch_queues)
+    return any(name == topic for name, _ in broker.source.store.queues.batch)
 
 
 # Receiving --------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Bro
     if not candidates:
         raise Refused(Code.FORBIDDEN, f"topic {name} cannot be read")
     if any(name == topic for broker, _ in candidates
-           for topic, _ in broker.source.store.batch_queues):
+           for topic, _ in broker.source.store.queues.batch):
         raise Refused(Code.UNSUPPORTED, f"topic {name} has batch consume queues, which are only "
                       "served over the remoting protocol")
     return [broker for broker, _ in candidates]

@@ -50,7 +50,7 @@ class Delays:
         for row in load_one(store, "delayOffset.json").rows():
             if isinstance(row.get("offset"), int) and isinstance(row.get("level"), int):
                 self.done[row["level"]] = row["offset"]
-        for topic, queue_id in store.known_queues:
+        for topic, queue_id in store.queues.readable:
             if topic == SCHEDULE_TOPIC:
                 queue = self._queue(queue_id + 1)
                 self.done[queue_id + 1] = min(

@@ -101,7 +101,8 @@ class Timers:
     def load(self) -> None:
         """Continue the timer of the store, if it has one. Raises: StoreIOError, RefusedError."""
         store = self.writer.source.store
-        if (props.TIMER_TOPIC, 0) in store.known_queues or os.path.exists(store.path("timerwheel")):
+        if (props.TIMER_TOPIC, 0) in store.queues.readable or os.path.exists(
+                store.path("timerwheel")):
             self.files = self._open()
             self._new = True
 

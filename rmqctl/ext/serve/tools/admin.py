@@ -292,7 +292,7 @@ def queue_rows(broker: Broker, call: Call) -> Response:
     if broker.writer is not None:
         broker.writer.settle_now()
     exists = broker.topic(name) is not None and queue_id >= 0
-    queue = broker.source.store.queue(name, queue_id) if exists else None
+    queue = broker.source.store.queues.find(name, queue_id) if exists else None
     if queue is None or not queue.exists:
         raise Failed(Status.SYSTEM_ERROR, f"{queue_id}@{name} is not exist!")
     bounds = broker.queue(name, queue_id)

@@ -40,7 +40,7 @@ def expired_queues(broker: Broker, _call: Call) -> Response:
     """Answer a request to delete queues that contain only expired messages."""
     with closing(_opened(broker)) as store:
         queues = [f"{topic} (queue {queue_id})" for (topic, queue_id), queue in sorted(
-            store.known_queues.items()) if queue.exists and not _is_system(broker, topic)
+            store.queues.readable.items()) if queue.exists and not _is_system(broker, topic)
             and queue.written and (last := queue.unit(queue.written - 1)) is not None
             and last.physical_offset < store.log.min_offset]
     if queues:
@@ -55,7 +55,7 @@ def unused_topics(broker: Broker, _call: Call) -> Response:
     """Answer a request to delete topics that have queues but no configuration."""
     assert broker.writer is not None
     with closing(_opened(broker)) as store:
-        topics = sorted({topic for topic, _ in (*store.known_queues, *store.batch_queues)
+        topics = sorted({topic for topic, _ in (*store.queues.readable, *store.queues.batch)
                          if broker.writer.topics.get(topic) is None
                          and not _is_system(broker, topic) and not topic.startswith(LMQ_PREFIX)})
     if topics:
@@ -82,7 +82,7 @@ def _opened(broker: Broker) -> Store:
     response.
     """
     store = broker.source.open_store()
-    count = len(store.known_queues) + len(store.batch_queues)
+    count = len(store.queues.readable) + len(store.queues.batch)
     if count > _MAX_QUEUES:
         store.close()
         raise Failed(Status.SYSTEM_ERROR, f"{count} queues are too many to check while clients are "

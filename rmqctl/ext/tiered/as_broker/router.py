@@ -104,7 +104,7 @@ class LocalSide:
         return not self.view.store.log.files
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchQueue | None:
-        return (self.view.store.queue(topic, queue_id)
+        return (self.view.store.queues.find(topic, queue_id)
                 or batch_queue(self.view.store, topic, queue_id))
 
     def unit(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None:
@@ -175,7 +175,7 @@ class LocalSide:
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0
-        if self.view.store.queue(topic, queue_id) is None or self._compacted(topic, queue_id):
+        if self.view.store.queues.find(topic, queue_id) is None or self._compacted(topic, queue_id):
             return len(answer.offsets)
         return max(answer.next_begin - offset, len(answer.offsets))
 

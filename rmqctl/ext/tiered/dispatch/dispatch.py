@@ -114,7 +114,7 @@ class Dispatch:
                 topic, number, status=SKIPPED,
                 reason="rmqctl does not upload batch consume queues"))
         for key in local_queues.queues:
-            local = LocalQueue(self._view, self.store.queues[key])
+            local = LocalQueue(self._view, self.store.queues.by_key[key])
             outcome = Outcome(*key)
             self.outcomes.append(outcome)
             self._prepare(local, outcome)

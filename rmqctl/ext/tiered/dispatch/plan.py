@@ -179,7 +179,7 @@ def queues_to_upload(store: Store, cluster: str, broker: str, topics: list[str])
     """
     wanted = set(topics)
     chosen = LocalQueues()
-    for keys, into in ((store.queues, chosen.queues), (store.batch_queues, chosen.batch)):
+    for keys, into in ((store.queues.by_key, chosen.queues), (store.queues.batch, chosen.batch)):
         for topic, number in keys:
             if wanted and topic not in wanted:
                 continue

@@ -251,7 +251,7 @@ def read_back(store: Store, reader: TierReader, uploads: Sequence[Upload],
     for upload in uploads:
         if not upload.outcome.messages:
             continue
-        local = LocalQueue(view, store.queues[upload.local.topic, upload.local.queue_id])
+        local = LocalQueue(view, store.queues.by_key[upload.local.topic, upload.local.queue_id])
         local.end = min(local.end, upload.outcome.end)
         local.seek(upload.outcome.start)
         locals_.append(local)

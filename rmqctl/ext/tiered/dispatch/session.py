@@ -228,7 +228,7 @@ def dry_run(request: Request, clock: Callable[[], int]) -> Result:
             result = Result(cluster, broker, [], notes)
             view = View(store)
             for key in queues_to_upload(store, cluster, broker, list(request.topics)).queues:
-                local = LocalQueue(view, store.queues[key])
+                local = LocalQueue(view, store.queues.by_key[key])
                 result.outcomes.append(_expected_outcome(
                     request, settings, view, tier, QueueName(cluster, broker, *key), local,
                     clock()))

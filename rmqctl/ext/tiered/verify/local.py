@@ -31,7 +31,7 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: TierCove
         Finding]:
     """Yield findings about a queue, and add the counts of its messages to ``counted``."""
     name = queue.name
-    local = store.queue(name.topic, name.queue_id)
+    local = store.queues.find(name.topic, name.queue_id)
     where = tier.reader.where(queue.commit_log.folder)
     first, end = max(queue.min_offset, queue.cq_start), queue.commit_offset
     if local is None:
@@ -77,7 +77,7 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: TierCove
 def count_others(tier: Tier, store: Store, counted: TierCoverage) -> None:
     """Count the local messages of queues that are not in the tier."""
     tiered = {(queue.name.topic, queue.name.queue_id) for queue in tier.queues()}
-    for (topic, queue_id), queue in store.queues.items():
+    for (topic, queue_id), queue in store.queues.by_key.items():
         if (topic, queue_id) not in tiered and not is_filtered(topic):
             try:
                 counted.local_only += queue.disk_end - queue.first_index

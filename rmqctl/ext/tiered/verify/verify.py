@@ -170,7 +170,8 @@ class TierVerification:
         """
         store = self.local or self.beside
         try:
-            rows = None if store is None else store.queue(queue.name.topic, queue.name.queue_id)
+            rows = None if store is None else store.queues.find(queue.name.topic,
+                                                                queue.name.queue_id)
             if store is None or rows is None:
                 return None
             with closing(rows):

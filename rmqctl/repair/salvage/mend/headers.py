@@ -323,7 +323,7 @@ def _indexed_halves(record: Record, evidence: _Evidence) -> list[int]:
         return []
     evidence.lookups -= 1
     places: list[int] = []
-    for index in evidence.store.indexes_newest_first():
+    for index in evidence.store.index.newest_first():
         for topic in (props.HALF_TOPIC, os.fsdecode(record.topic)):
             with suppress(StoreIOError):
                 index_files.select(index, index_file.key_hash(topic, key), _MAX_ENTRIES, 0,

@@ -198,7 +198,7 @@ class Times:
         """
         key = os.fsdecode(record.topic), record.queue_id
         try:
-            batch = self._store.batch_queues.get(key)
+            batch = self._store.queues.batch.get(key)
             row = batch.find(record.queue_offset) if batch is not None else None
             if row is not None and row.physical_offset == record.physical_offset:
                 yield row.store_timestamp, "its batch queue entry"
@@ -221,7 +221,7 @@ class Times:
         """Return the tags code of the entry at a queue offset if it points to ``physical``; else
         None.
         """
-        queue = self._store.queues.get(key)
+        queue = self._store.queues.by_key.get(key)
         if queue is None or queue_offset < 0:
             return None
         with closing(queue):
@@ -237,7 +237,7 @@ class Times:
         preferred to the default.
         """
         key = os.fsdecode(record.topic), record.queue_id
-        queue = self._store.queues.get(key)
+        queue = self._store.queues.by_key.get(key)
         for queue_offset in (record.queue_offset - 1, record.queue_offset + 1):
             if queue is None or queue_offset < 0:
                 continue

@@ -221,12 +221,12 @@ class TopicEvidence:
     def _topics(self) -> Counter[str]:
         """Return, for each topic, the number of its queues in the log and in folders."""
         return Counter(topic for topic, _ in {
-            *self._survey.runs.keys, *self._store.known_queues, *self._store.batch_queues})
+            *self._survey.runs.keys, *self._store.queues.readable, *self._store.queues.batch})
 
     def _is_known(self, suspect: Suspect) -> bool:
         """Return whether a suspect's topic has other messages, a folder or a configuration."""
         return suspect.key[0] in self._configured or self._topics[suspect.key[0]] > 1 or (
-            suspect.key in self._store.known_queues or suspect.key in self._store.batch_queues)
+            suspect.key in self._store.queues.readable or suspect.key in self._store.queues.batch)
 
     def _is_between(self, hole: Hole) -> bool:
         """Return whether a gap is between messages of its queue.
