@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from rmqctl.backup import moment, points
 from rmqctl.backup.copying import (
@@ -41,6 +44,9 @@ from rmqctl.store.store import Sizes, Store
 _COMPARED = 64 << 10
 """Maximum number of bytes at the end of the copied log that are compared with the store's log."""
 _DAY = 86_400_000
+_TRIES = 3
+"""Maximum number of times that a run is repeated."""
+Run = TypeVar("Run")
 _SUMMING = min(4, os.cpu_count() or 1)
 """Number of threads that compute SHA-256 sums of copied data: hashing is slower than copying."""
 _AHEAD = 2 * _SUMMING
@@ -67,6 +73,19 @@ class BackupSource:
         return Store.open(self.root, self.commitlog_dirs, self.sizes)
 
 
+def again_if_gone(run: Callable[[], Run]) -> Run:
+    """Return the result of ``run``. Repeat it if a file has disappeared meanwhile: a broker deletes
+    its oldest log files. Raises: the exceptions of ``run``.
+    """
+    for _ in range(_TRIES):
+        try:
+            return run()
+        except StoreIOError as error:
+            if error.errno != errno.ENOENT:
+                raise
+    return run()
+
+
 def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
@@ -79,6 +98,11 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
     Raises: RefusedError if the folder is another store's backup, StoreHeldError if another run
     writes to it, NotAStoreError, UnsupportedError, StoreIOError.
     """
+    return again_if_gone(partial(_back_up, source, backup, clock, version, pace, keep))
+
+
+def _back_up(source: BackupSource, backup: str, clock: Callable[[], int], version: str, pace: Pace,
+             keep: int | None) -> tuple[Point, tuple[int, int]]:
     # Nothing is written to a folder that is not a backup of this store.
     with source.open() as store:
         refuse_inside(store.root, backup, "a backup needs its own folder")
@@ -99,6 +123,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
             early = moment.progress_files(store)
             view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
+                refuse_gone(store, view)
                 copied_end = _copied_end(view, backup, before, end) if before or not begun else (
                     _reached(view, backup, begun, end))
                 points.begin(backup, root)
@@ -223,6 +248,13 @@ def refuse_unreadable(store: Store) -> None:
         raise RefusedError(f"{store.root}: has consume queues or an index, but no commitlog "
                            "file: is a disk not mounted, or is the log in other folders "
                            "(--commitlog-dir)?")
+
+
+def refuse_gone(store: Store, view: Store) -> None:
+    """Raise StoreIOError if the log files of a store have disappeared since it was opened."""
+    if store.log.files and not view.log.files:
+        raise StoreIOError(f"{store.log_folders[0]}: its log files have disappeared since this run "
+                           "began: was a disk unmounted?")
 
 
 def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:

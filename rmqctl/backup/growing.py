@@ -26,6 +26,13 @@ from rmqctl.scan.source import FileSource
 
 BLOCK, _SECTOR = 4 << 20, 4096
 
+
+def refuse_shrunk(source: FileSource, position: int) -> None:
+    """Raise StoreIOError if a file ends before a position that is to be copied."""
+    if position >= source.size:
+        raise StoreIOError(f"{source.name}: shrank while it was copied")
+
+
 Pace = Callable[[int], None]
 """Callback that is called after each written block, with the size of the block in bytes."""
 
@@ -76,6 +83,7 @@ class Copies:
         try:
             position = start
             while position < end and (position := source.next_data(position)) < end:
+                refuse_shrunk(source, position)
                 length = min(BLOCK, end - position, max(source.next_hole(position) - position, 1))
                 copied = 0 if compare else source.copy_to(fd, position, length)
                 if not copied:

@@ -15,13 +15,22 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any
 
 from rmqctl.backup import moment
-from rmqctl.backup.backup import OTHER_LOG, BackupSource, goes_on, lacking, refuse_unreadable
+from rmqctl.backup.backup import (
+    OTHER_LOG,
+    BackupSource,
+    again_if_gone,
+    goes_on,
+    lacking,
+    refuse_gone,
+    refuse_unreadable,
+)
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in
 from rmqctl.backup.entries import Entries
-from rmqctl.backup.growing import Copies, Pace
+from rmqctl.backup.growing import Copies, Pace, refuse_shrunk
 from rmqctl.backup.objects import (
     LOG,
     POINTS,
@@ -99,6 +108,7 @@ class _Uploads(Copies):
         """Yield (position, bytes) of each piece of ``[start, end)`` that has a nonzero byte."""
         position = start
         while position < end and (position := source.next_data(position)) < end:
+            refuse_shrunk(source, position)
             stop = min(position + PIECE, end)
             if position < self.border - source.base < stop:
                 stop = self.border - source.base
@@ -199,6 +209,11 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
 
     Raises: StoreHeldError if another run has written a point since this run started.
     """
+    return again_if_gone(partial(_back_up, source, backup, clock, version, pace, keep))
+
+
+def _back_up(source: BackupSource, backup: str, clock: Callable[[], int], version: str, pace: Pace,
+             keep: int | None) -> tuple[Point, tuple[int, int]]:
     malloc_tuning.share_freed_memory()  # a client of an object store has several threads
     with source.open() as store, Objects(backup) as objects:
         objects.refuse_in_store(store.root)
@@ -215,6 +230,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
         early = moment.progress_files(store)
         view, end = moment.fix(store, last.point.log_end if last else 0)
         with view, tempfile.TemporaryDirectory(prefix="rmqctl-backup-") as empty:
+            refuse_gone(store, view)
             stored_end = _stored_end(view, objects, last, end)
             whole_end = max(min(find_end(view).offset, end), stored_end)
             malloc_tuning.give_back()

@@ -14,7 +14,6 @@ import numpy as np
 
 from rmqctl.backup.growing import Copies
 from rmqctl.backup.points import Part
-from rmqctl.errors import StoreIOError
 from rmqctl.kernel import active
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
@@ -43,15 +42,12 @@ def relative(view: Store, file: StoreFile) -> str:
 
 
 def summed(view: Store, copies: Copies, parts: Sequence[tuple[StoreFile, int, int]]) -> list[Part]:
-    """Return at most `AT_ONCE` parts of log files with their SHA-256. The bytes come from the
-    store's files, or from the copies if those cannot be read. Raises: StoreIOError.
+    """Return at most `AT_ONCE` parts of log files with the SHA-256 of their copies: the store's
+    files may have changed since they were copied. Raises: StoreIOError.
     """
     names = [relative(view, file) for file, _, _ in parts]
-    try:
-        sums = _sums_of([(file.path, start, end) for file, start, end in parts])
-    except StoreIOError:
-        sums = [_sum_of(file.path, copies.path(name), start, end)
-                for name, (file, start, end) in zip(names, parts, strict=True)]
+    sums = _sums_of([(copies.path(name), start, end)
+                     for name, (_, start, end) in zip(names, parts, strict=True)])
     return [Part(name, start, end, digest)
             for name, (_, start, end), digest in zip(names, parts, sums, strict=True)]
 
@@ -60,13 +56,6 @@ def _sums_of(places: Sequence[tuple[str, int, int]]) -> list[str]:
     with ExitStack() as stack:
         return sha256_of([(stack.enter_context(FileSource(path)), start, end)
                           for path, start, end in places])
-
-
-def _sum_of(path: str, copy: str, start: int, end: int) -> str:
-    try:
-        return _sums_of([(path, start, end)])[0]
-    except StoreIOError:
-        return _sums_of([(copy, start, end)])[0]
 
 
 def sum_of_copy(view: Store, copies: Copies, file: StoreFile, end: int) -> Part:

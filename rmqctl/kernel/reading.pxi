@@ -45,15 +45,21 @@ cdef extern from *:
         signal(number, SIG_DFL);  /* a fault elsewhere, which comes again */
     }
 
-    /* What work(of) says; 0 where it met a page of a mapping that cannot be read. */
+    /* What work(of) says; 0 where it met a page of a mapping that cannot be read. A blocked SIGBUS
+       would end the process, whatever its handler. */
     static int rmqctl_guarded(int (*work)(void *), void *of) {
         sigjmp_buf here;
+        sigset_t bus, before;
         volatile int said = 0;
+        sigemptyset(&bus);
+        sigaddset(&bus, SIGBUS);
+        pthread_sigmask(SIG_UNBLOCK, &bus, &before);
         if (!sigsetjmp(here, 0)) {
             rmqctl_way_out = &here;
             said = work(of);
         }
         rmqctl_way_out = NULL;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
         return said;
     }
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rmqctl.backup import backup as in_folder
-from rmqctl.backup import remote, remote_restore
+from rmqctl.backup import moment, remote, remote_restore
 from rmqctl.backup.backup import BackupSource
 from rmqctl.backup.restore import restore
-from rmqctl.errors import UsageError
+from rmqctl.errors import StoreIOError, UsageError
 from tests.backup.test_backup import findings, growing, messages
 from tests.conftest import GoldenFolder, Runner
 from tests.support.worn import worn
@@ -257,3 +257,83 @@ def test_a_deleted_topic_does_not_come_back(growing: Growing, backup: str, tmp_p
         backup, str(tmp_path / "x"), offset=messages(root)[60]["physical_offset"])
     assert {path.name for path in (tmp_path / "x/consumequeue").iterdir()} >= first
     assert not any("had deleted" in note for note in done.notes)
+
+
+class Gone:
+    """Changes a store's log during a run: after its end was fixed, before or after it is copied."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: str,
+                 change: Callable[[], object]) -> None:
+        self.change, self.left = change, 1
+        fix, copy_log = moment.fix, in_folder.copy_log
+
+        def copied(view: Any, *args: Any) -> Any:
+            if at == "before" and view.log.files:
+                self.after(None)
+            yield from copy_log(view, *args)
+            if at == "copied":
+                self.after(None)
+
+        if at == "fixed":
+            monkeypatch.setattr(moment, "fix", lambda *args: self.after(fix(*args)))
+        for module in (in_folder, remote):
+            monkeypatch.setattr(module, "copy_log", copied)
+
+    def after(self, done: Any) -> Any:
+        if self.left:
+            self.left -= 1
+            self.change()
+        return done
+
+
+def test_a_log_file_that_is_deleted_meanwhile(growing: Growing, backup: str, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the cleanup of a broker: the run begins again, and has what is left."""
+    store = growing(0, 150)
+    oldest = min((store / "commitlog").iterdir())
+    Gone(monkeypatch, "fixed", oldest.unlink)
+    point = run(store, backup)
+    assert point.log_start == int(min((store / "commitlog").iterdir()).name) > 0
+    assert messages(restored(backup, tmp_path / "new")) == messages(store)
+
+
+def test_a_log_file_that_is_cut_meanwhile_ends_the_run(growing: Growing, backup: str,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """It did so, without an end: a position after the end of the file was never reached."""
+    store = growing(0, 150)
+    first, *_ = sorted((store / "commitlog").iterdir())
+    sound = first.read_bytes()
+    Gone(monkeypatch, "before", lambda: os.truncate(first, 5000))
+    with pytest.raises(StoreIOError, match=r"commitlog/0+: shrank while it was copied"):
+        run(store, backup)
+    first.write_bytes(sound)
+    assert run(store, backup, 1).damaged == ()
+
+
+def test_a_log_that_disappears_meanwhile(growing: Growing, backup: str, tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    store = growing(0, 150)
+    fix = moment.fix
+
+    def without_log(*args: Any) -> Any:
+        (store / "commitlog").rename(tmp_path / "elsewhere")
+        return fix(*args)
+
+    monkeypatch.setattr(moment, "fix", without_log)
+    with pytest.raises(StoreIOError, match="its log files have disappeared"):
+        run(store, backup)
+
+
+@pytest.mark.parametrize("change", ["cut", "zeros"])
+def test_a_log_that_changes_after_it_was_copied(change: str, growing: Growing, tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch,
+                                                rmqctl: Runner) -> None:
+    """The sums are those of the copy."""
+    store, backup = growing(0, 150), tmp_path / "backup"
+    first, *_ = sorted((store / "commitlog").iterdir())
+    sound = first.read_bytes()
+    Gone(monkeypatch, "copied", lambda: os.truncate(first, 5000) if change == "cut"
+         else first.write_bytes(bytes(len(sound))))
+    run(store, str(backup))
+    assert (backup / "commitlog" / first.name).read_bytes() == sound
+    rmqctl("backup", "check", backup).expect(0)

@@ -124,8 +124,7 @@ def test_records_beyond_an_end_or_of_another_size_are_none(golden: GoldenFolder)
 _CUT = """
 import os, signal, sys
 import numpy as np
-from rmqctl.scan.source import BytesSource, FileSource
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.source import FileSource
 place, size = (np.array([int(each) for each in text.split(",")]) for text in sys.argv[2:4])
 source = FileSource(sys.argv[1], int(place[0]))
 out = memoryview(bytearray(size.sum()))
@@ -235,11 +234,13 @@ def test_intact_records_are_those_of_a_walk(golden: GoldenFolder, name: str) -> 
 
 
 _CUT_WINDOWS = """
-import os, sys
+import os, signal, sys
 import numpy as np
 from rmqctl.kernel import active
-from rmqctl.scan.source import BytesSource, FileSource
-from rmqctl.scan.walk import Walk
+from rmqctl.scan.source import FileSource
+if sys.argv[3] == "blocked":
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGBUS])
+mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 source, kernel = FileSource(sys.argv[1]), active()
 size = source.size // 64 * 64
 first, second = source.window(0, source.size), source.window(0, size)
@@ -254,16 +255,19 @@ if kernel.SHA256_PAIRS:
     assert not kernel.sha256_pair(states, second, second, size // 64)
     assert (states == before).all()
 print(source.window(0, 1))
+assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 """
 
 
 @compiled_only
-def test_windows_of_a_file_that_is_cut_end_nobody(golden: GoldenFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", ["open", "blocked"])
+def test_windows_of_a_file_that_is_cut_end_nobody(golden: GoldenFolder, tmp_path: Path,
+                                                  mask: str) -> None:
     with Store.open(golden("4.9.3/basic") / "store") as store:
         file = store.log.files[0]
         (tmp_path / "log").write_bytes(Path(file.path).read_bytes()[:50_000])
     done = subprocess.run([sys.executable, "-c", _CUT_WINDOWS, str(tmp_path / "log"),
-                           str(file.base)], capture_output=True, text=True, check=False)
+                           str(file.base), mask], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("True\n(0, 0, 0)\nNone\n", 0), done.stderr
 
 
