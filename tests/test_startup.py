@@ -80,12 +80,12 @@ def test_help_loads_no_library_and_no_command(words):
 
 
 @pytest.mark.parametrize(("words", "most"), [
-    ("query key STORE --topic TopicTest --key k -o json", 126),
-    ("query id STORE 0A00000100002A9F0000000000000000 -o json", 103),
-    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 131),
-    ("query offset STORE --phy 0 -o json", 103),
-    ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 126),
-    ("read STORE --limit 1 -o json", 123),
+    ("query key STORE --topic TopicTest --key k -o json", 127),
+    ("query id STORE 0A00000100002A9F0000000000000000 -o json", 104),
+    ("query time STORE --topic TopicTest --queue 0 --time 0 -o json", 132),
+    ("query offset STORE --phy 0 -o json", 104),
+    ("read STORE --topic TopicTest --queue 0 --offset 0 -o json", 127),
+    ("read STORE --limit 1 -o json", 125),
     ("stats STORE --by topic -o json", 227),
     ("info STORE -o json", 162),
     ("verify STORE -o json", 257),

@@ -27,7 +27,7 @@ from rmqctl.formats.local.properties import (
 )
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Joined, Phrase, some_of
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import load_shared
 from rmqctl.store.config.offsets import DELAY_GROUP
 from rmqctl.store.config.progress import Commit, ConsumerProgress
 from rmqctl.store.log.bounds import View
@@ -264,9 +264,9 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
         for group, topics in sorted(commits.items()) for topic, positions in sorted(topics.items())
         for queue_id in sorted({*positions, *queues.get(topic, ())}))
     # Losses that the figures do not cover.
-    groups = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
+    groups = {row["group"] for row in load_shared(store, "subscriptionGroup.json").rows()}
     unread = [file.main.path for name in ("consumerOffset.json", "delayOffset.json")
-              if (file := load_one(store, name)).damaged and file.used is None]
+              if (file := load_shared(store, name)).damaged and file.used is None]
     notes = [*_notes(store, situation, losses, unread), *_waiting(impacts)]
     if unplaced:
         notes.insert(0, Phrase(
@@ -364,7 +364,7 @@ def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLo
         yield Phrase("{names}: no copy can be read, so consumer offsets are unknown (`rmqctl "
                      "config` shows why)",
                      names=Joined(" and ", unread))
-    offsets = load_one(store, "consumerOffset.json")
+    offsets = load_shared(store, "consumerOffset.json")
     if offsets.fell_back:
         yield Phrase("consumer offsets are from config/consumerOffset.json.bak, which is at least "
                      "5 s older than the file itself")
@@ -380,6 +380,6 @@ def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLo
                      "(delivered, not yet acknowledged), so messages lost before it may not have "
                      "been acknowledged")
     if any(topic.startswith(LMQ_PREFIX) for topic, _ in losses) and (
-            load_one(store, "lmqConsumerOffset.json").used is None and situation.generation < 5):
+            load_shared(store, "lmqConsumerOffset.json").used is None and situation.generation < 5):
         yield Phrase("light queues: their consumer offsets are in config/lmqConsumerOffset.json, "
                      "which is missing, so it is unknown how far they were read")

@@ -24,7 +24,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.consume_queue import UNIT
 from rmqctl.formats.local.properties import HALF_TOPIC, REAL_TOPIC, SCHEDULE_TOPIC
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import load_shared
 from rmqctl.store.log.end import find_end
 from rmqctl.store.queue.consume_queue import valid
 from rmqctl.store.store import Store
@@ -93,7 +93,7 @@ def ahead(store: Store) -> list[DelayAhead]:
 
     A slave delivers no delayed messages, so its file does not count.
     """
-    offsets = {row["queue_id"]: row["offset"] for row in load_one(store, FILE).rows()
+    offsets = {row["queue_id"]: row["offset"] for row in load_shared(store, FILE).rows()
                if row["offset"] > 0 and row["queue_id"] >= 0} if not is_slave(store) else {}
     last = find_end(store).last if offsets else None
     if last is None:

@@ -67,6 +67,8 @@ class OffsetRuns:
         """Return, for each pair of queue offsets, the number of those in the set within
         ``[first, end)``.
         """
+        if not self:
+            return np.zeros(len(first), np.int64)
         within: Array = np.maximum(self._below(end) - self._below(first), 0)
         return within
 

@@ -27,7 +27,7 @@ from rmqctl.formats.local.message import Record
 from rmqctl.formats.local.properties import RETRY_PREFIX, REVIVE_PREFIX
 from rmqctl.formats.rocksdb import small_stores
 from rmqctl.lazy_dataclass import dataclass
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import load_shared
 from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.log.bounds import View
 from rmqctl.store.objects import java_text
@@ -351,7 +351,7 @@ class _DeliveryJudge:
     def __init__(self, store: Store, now: int, reading: _Deliveries, report: Report) -> None:
         self._store, self._now, self._reading, self._report = store, now, reading, report
         self._view = View(store)
-        topics = load_one(store, "topics.json")
+        topics = load_shared(store, "topics.json")
         self._topics = {row["topic"] for row in topics.rows()} if topics.value else None
         self._revived = ConsumerProgress.of(store).by_group().get(REVIVE_GROUP, {})
         self._retried: dict[str, set[tuple[str, int, str | None]] | None] = {}

@@ -155,6 +155,8 @@ class StoreConfig:
 
     def __init__(self, store: ConfigOwner, conf: Mapping[str, Any]) -> None:
         self._store, self._conf = store, conf
+        self.loaded: dict[str, Any] = {}
+        """Files that `rmqctl.store.config.config.load_shared` has read, by name."""
 
     @cached_property
     def recorded(self) -> Remembered:

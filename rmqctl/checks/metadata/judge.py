@@ -35,7 +35,7 @@ from rmqctl.checks.verify.config_database import topics_cleaned
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase, some_of
-from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, UNREADABLE, load_one
+from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, UNREADABLE, load_shared
 from rmqctl.store.features import COMPACTION, FEATURES
 from rmqctl.store.repair_losses import config_repairs
 from rmqctl.store.store import Store
@@ -370,7 +370,7 @@ class _MetadataJudge:
         """Return the static topics: their queue ids are defined by a queue mapping, not by the
         topic configuration.
         """
-        return {row["topic"] for row in load_one(self.store, "topicQueueMapping.json").rows()}
+        return {row["topic"] for row in load_shared(self.store, "topicQueueMapping.json").rows()}
 
     def _unreadable(self, topic: str, unread: int, cause: Phrase,
                     command: str | None) -> None:

@@ -12,7 +12,7 @@ from rmqctl.checks.verify.context import deleted, known_topics
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import load_shared
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.bounds import Bounds, View
 from rmqctl.store.queue.compaction import compacted_queues
@@ -39,7 +39,7 @@ def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> It
     """
     configured = known_topics(store)
     for name in (OFFSETS, LMQ_OFFSETS):
-        for row in load_one(store, name).rows():
+        for row in load_shared(store, name).rows():
             topic, queue_id = row["topic"], row["queue_id"]
             end = end_of(topic, queue_id)
             if end is not None and row["offset"] > end and (end or not deleted(topic, configured)):

@@ -27,7 +27,7 @@ from rmqctl.store.config.config import (
     UNREADABLE,
     ConfigCopy,
     ConfigFile,
-    load_one,
+    load_shared,
 )
 from rmqctl.store.config.readable import readable_part
 from rmqctl.store.config.rows import number
@@ -114,7 +114,7 @@ def table(store: Store, name: str) -> Table:
     """Return the table of one file; if a database replaces the file, the table has only the loaded
     entries.
     """
-    file = load_one(store, name)
+    file = load_shared(store, name)
     main, backup = file.main, file.backup
     if _loads(main):
         used: ConfigCopy | None = main

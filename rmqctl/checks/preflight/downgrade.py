@@ -36,7 +36,7 @@ from rmqctl.parse_values import now_ms
 from rmqctl.phrases import Joined, Phrase
 from rmqctl.scan.source import FileSource
 from rmqctl.store.broker_conf import TIER_METADATA
-from rmqctl.store.config.config import load_one, out_of_date
+from rmqctl.store.config.config import load_shared, out_of_date
 from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.features import (
     COMPACTION,
@@ -131,7 +131,7 @@ def _config(store: Store, release: str) -> Iterator[Loss]:
         part = store.config.parts.get(name)
         if part is None:
             continue
-        kept, left = _entries(load_one(store, name).value, table), _entries(
+        kept, left = _entries(load_shared(store, name).value, table), _entries(
             out_of_date(store, name).value, table)
         count = sum(left.get(key) != value for key, value in kept.items()) if kind == OFFSETS else (
             len(kept.keys() - left.keys()))
@@ -161,7 +161,7 @@ def _static(store: Store, release: str) -> Iterator[Loss]:
     """
     if not store.layout.reads("config"):
         return
-    topics = {row["topic"] for row in load_one(store, _MAPPINGS).rows()}
+    topics = {row["topic"] for row in load_shared(store, _MAPPINGS).rows()}
     if topics:
         yield Loss(TOPICS, len(topics), Phrase(
             "a {version} broker does not read {file}: clients get other queue ids and offsets",
@@ -265,7 +265,7 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
     A broker that refuses a long topic name retries the message forever. All later messages of the
     same delay level wait.
     """
-    names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
+    names = {row["group"] for row in load_shared(store, "subscriptionGroup.json").rows()} | {
         topic for topic, _ in store.queues.readable}
     longest = MAX_V1_TOPIC - len(RETRY_PREFIX)
     if not any(len(os.fsencode(name)) > longest for name in names):
@@ -295,7 +295,7 @@ def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
     """
     from rmqctl.checks.transactions import OPEN, transactions
 
-    topics = {row["topic"] for row in load_one(store, "topics.json").rows()}
+    topics = {row["topic"] for row in load_shared(store, "topics.json").rows()}
     if not any(topic == HALF_TOPIC for topic, _ in store.queues.readable) or not any(
             len(os.fsencode(topic)) > MAX_V1_TOPIC for topic in topics):
         return
@@ -339,7 +339,7 @@ def _unread_retries(store: Store) -> int:
     if not store.layout.reads("consumequeue"):
         return 0
     progress = ConsumerProgress.of(store).by_group()
-    groups = progress.keys() | {row["group"] for row in load_one(
+    groups = progress.keys() | {row["group"] for row in load_shared(
         store, "subscriptionGroup.json").rows()}
     topics = {topic for topic, _ in store.queues.readable}
     count = 0

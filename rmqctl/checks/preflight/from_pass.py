@@ -368,6 +368,8 @@ class _LossCount:
         """
         tally = self._tallies.get(number)
         covered = np.array([] if tally is None else merged(tally.covered), np.int64).reshape(-1, 2)
+        if not len(damaged):
+            return covered[covered[:, 0] < covered[:, 1]]
         cut = distinct(damaged)
         cut = cut[np.searchsorted(covered[:, 0], cut, "right")
                   > np.searchsorted(covered[:, 1], cut, "right")]

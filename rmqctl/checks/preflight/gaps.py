@@ -156,6 +156,12 @@ class LogGaps:
         ``damage``: all spans of the log without intact data.
         ``from_zero``: whether the log, and so the queue, begins at offset 0.
         """
+        # Most queues are at most one run from their first offset on, without damaged records.
+        known_pieces = self._pieces.get(number, ())
+        if number not in self._named and (not known_pieces or (
+                len(known_pieces) == len(run := known_pieces[0]) == 1 and (
+                    not from_zero or run[0, _FIRST] <= 0))):
+            return
         pieces = self._in_order(number)
         pieces = pieces[pieces[:, _LOW] < end]
         if from_zero:

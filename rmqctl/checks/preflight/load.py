@@ -22,7 +22,7 @@ from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import load_shared
 from rmqctl.store.controller import MAX_FILE_SIZE, read_epochs
 from rmqctl.store.files import StoreFile, Trouble, listing, queue_size
 from rmqctl.store.layout import SUPERSEDED
@@ -129,7 +129,7 @@ def _config(store: Store, version: BrokerVersion, loading: Load) -> None:
         if name in SUPERSEDED and store.layout.config != "json":
             continue  # nobody reads it
         try:
-            config = load_one(store, name)
+            config = load_shared(store, name)
         except StoreIOError as error:
             loading.refuse(f"config/{name}", str(error))
             continue

@@ -29,7 +29,7 @@ from rmqctl.store.config.config import (
     UNREADABLE,
     ConfigCopy,
     ConfigFile,
-    load_one,
+    load_shared,
 )
 from rmqctl.store.store import Store
 
@@ -65,12 +65,12 @@ def check(store: Store, *, live: bool | None = None,
     for name in names:
         if name in store.config.parts:
             continue
-        file = load_one(store, name)
+        file = load_shared(store, name)
         for _ in range(_TRIES if held else 0):
             if file.main.usable and not file.main.damaged:
                 break
             time.sleep(_PAUSE)
-            file = load_one(store, name)
+            file = load_shared(store, name)
         yield from judge(store, file, names_known=name in KINDS)
     # What the files record about topics, groups and offsets.
     topics = {topic for topic, _ in logged or ()}

@@ -12,7 +12,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.checks.verify.context import deleted
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.phrases import some_of
-from rmqctl.store.config.config import MISSING, ConfigFile, load_one, out_of_date
+from rmqctl.store.config.config import MISSING, ConfigFile, load_shared, out_of_date
 from rmqctl.store.store import Store
 
 _MAX_NAMED = 3
@@ -27,7 +27,7 @@ def check(store: Store) -> Iterator[Finding]:
     """
     details: set[str] = set()
     for name in store.config.parts:
-        file = load_one(store, name)
+        file = load_shared(store, name)
         for finding in _judge(store, file):
             if finding.detail not in details:  # of a database with several kinds
                 details.add(finding.detail)
@@ -111,7 +111,7 @@ def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]
     The unconfigured topics have queues in RocksDB; their list is empty if the configuration cannot
     be read.
     """
-    file = load_one(store, "topics.json")
+    file = load_shared(store, "topics.json")
     table = (file.value or {}).get("topicConfigTable")
     configured = frozenset(table) if isinstance(table, dict) else frozenset()
     if store.layout.consumequeue != "rocksdb" or (

@@ -10,7 +10,7 @@ from rmqctl.formats import kinds
 from rmqctl.formats.config import config_json
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config import client_offsets
-from rmqctl.store.config.config import MAX_SIZE, load_one
+from rmqctl.store.config.config import MAX_SIZE, load_shared
 from rmqctl.store.config.rows import rows_of
 from rmqctl.store.store import Store
 
@@ -85,7 +85,7 @@ def of_store(store: Store) -> Commits:
     store.layout.require(store.root, "config")
     commits: Commits = {}
     for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
-        file = load_one(store, name)
+        file = load_shared(store, name)
         if file.damaged and file.used is None:
             raise RefusedError(f"{store.root}: {file.main.fault()}; no copy of it can be read")
         commits |= {(row["group"], row["topic"], row["queue_id"]): row["offset"]

@@ -11,7 +11,6 @@ import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
@@ -26,6 +25,8 @@ from rmqctl.store.store import Store
 
 MAX_SIZE = 64 << 20
 """Maximum size in bytes of a configuration file that is read."""
+_SHARED = 16 << 20
+"""Maximum size in bytes of a file whose content is cached."""
 FOLDER = "config"
 BACKUP = ".bak"
 TIMERCHECK = "timercheck"
@@ -203,18 +204,33 @@ def load_one(store: Store, name: str) -> ConfigFile:
     return _counted(ConfigFile(name, _kind(name), main, none, faults=list(part.faults)))
 
 
-def topic_table(store: Store) -> Mapping[str, Any] | None:
-    """Return the topics of config/topics.json, cached at the first call for an opened store; None
-    if they cannot be read.
+def load_shared(store: Store, name: str) -> ConfigFile:
+    """Return the same as `load_one`, cached for the opened store until the files change. The caller
+    must not change the result.
     """
-    if store not in _topic_tables:
-        value = load_one(store, "topics.json").value
-        table = value.get("topicConfigTable") if isinstance(value, dict) else None
-        _topic_tables[store] = table if isinstance(table, dict) else None
-    return _topic_tables[store]
+    stamp = tuple(_stamp(store.path(FOLDER, name + suffix)) for suffix in ("", BACKUP))
+    stamped: tuple[Any, ConfigFile] | None = store.config.loaded.get(name)
+    if stamped is not None and stamped[0] == stamp:
+        return stamped[1]
+    file = load_one(store, name)
+    if file.main.size + file.backup.size <= _SHARED:
+        store.config.loaded[name] = stamp, file
+    return file
 
 
-_topic_tables: WeakKeyDictionary[Store, Mapping[str, Any] | None] = WeakKeyDictionary()
+def _stamp(path: str) -> tuple[int, int, int] | None:
+    try:
+        info = vfs.stat(path)
+    except OSError:
+        return None
+    return info.st_ino, info.st_size, info.st_mtime_ns
+
+
+def topic_table(store: Store) -> Mapping[str, Any] | None:
+    """Return the topics of config/topics.json; None if they cannot be read."""
+    value = load_shared(store, "topics.json").value
+    table = value.get("topicConfigTable") if isinstance(value, dict) else None
+    return table if isinstance(table, dict) else None
 
 
 def out_of_date(store: Store, name: str) -> ConfigCopy:

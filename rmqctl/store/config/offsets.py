@@ -17,7 +17,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.delay import DEFAULT_LEVELS
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.lazy_dataclass import dataclass
-from rmqctl.store.config.config import ConfigFile, load_one
+from rmqctl.store.config.config import ConfigFile, load_shared
 from rmqctl.store.log.bounds import Bounds, View
 from rmqctl.store.store import Store
 
@@ -60,7 +60,7 @@ class Lag:
         self.store.layout.require(self.store.root, "config")
         names = ("topics.json", "subscriptionGroup.json", "consumerOffset.json",
                  "lmqConsumerOffset.json", "delayOffset.json")
-        topics, groups, commits, lmq, delays = (load_one(self.store, name) for name in names)
+        topics, groups, commits, lmq, delays = (load_shared(self.store, name) for name in names)
         self.files = [topics, groups, commits, lmq, delays]
         self._topics_in = os.path.basename(topics.main.path)
         # v2 of the configuration in RocksDB does not keep topics that a broker created by itself.

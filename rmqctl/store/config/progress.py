@@ -11,7 +11,7 @@ from typing import NamedTuple
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.formats.timer import timer_check
 from rmqctl.lazy_dataclass import dataclass
-from rmqctl.store.config.config import load_one
+from rmqctl.store.config.config import load_shared
 from rmqctl.store.store import Store
 
 _NAMED = 5
@@ -48,11 +48,11 @@ class ConsumerProgress:
         """
         commits = [Commit(row["group"], row["topic"], row["queue_id"], row["offset"])
                    for name in ("consumerOffset.json", "lmqConsumerOffset.json")
-                   for row in load_one(store, name).rows()
+                   for row in load_shared(store, name).rows()
                    if row["group"] is not None and row["offset"] >= 0]
         delayed = {row["queue_id"]: row["offset"]
-                   for row in load_one(store, "delayOffset.json").rows()}
-        check = load_one(store, "timercheck").value
+                   for row in load_shared(store, "delayOffset.json").rows()}
+        check = load_shared(store, "timercheck").value
         read = (check.last_read_time_ms
                 if isinstance(check, timer_check.TimerCheckRecord) else None)
         return cls(tuple(commits), delayed, read)

@@ -57,6 +57,7 @@ class SoundPass:
         # The tables of topics and queues, which grow with each new one.
         self._topics = TopicNumbers(batched)
         self._cells: Array = np.zeros(0, np.int32)
+        self._used_cells = 0
         self._queues: Array = np.zeros((0, 7), np.int64)
         self._intervals: Array = np.zeros((_INTERVALS, 5), np.int64)
         self._bad: Array = np.zeros((_BAD, 7), np.int64)
@@ -151,10 +152,12 @@ class SoundPass:
         if queue_id >= count:
             # The topic gets cells after all others.
             more = max(2 * count, queue_id + 1)
-            cells = np.full(more, -1, np.int32)
-            cells[:count] = self._cells[first:first + count]
-            first = len(self._cells)
-            self._cells = np.concatenate([self._cells, cells])
+            before, first = self._cells[first:first + count], self._used_cells
+            self._used_cells = first + more
+            if self._used_cells > len(self._cells):
+                room = np.full(max(len(self._cells), more), -1, np.int32)
+                self._cells = np.concatenate([self._cells, room])
+            self._cells[first:first + count] = before
             self._topics.rows[topic, 1:3] = first, more
         number = self._rows.number((os.fsdecode(self._topics.name(topic)), queue_id))
         self._cells[first + queue_id] = number
