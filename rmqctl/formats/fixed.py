@@ -76,6 +76,12 @@ class Fixed(Generic[T]):
         if used != len(data):
             raise self._refuse_short(len(data) - used, base + used)
 
+    def values(self, data: bytes | memoryview) -> Iterator[tuple[Any, ...]]:
+        """Yield the fields of each unit of ``data`` as a plain tuple, which is faster than
+        `decode_all`. Raises: struct.error if an incomplete unit remains.
+        """
+        return self._struct.iter_unpack(data)
+
     def build(self, record: T) -> bytes:
         """Return the bytes of a unit.
 

@@ -19,6 +19,10 @@ from rmqctl.scan.frames import Array
 
 _KEYS_EACH = 2
 """Number of keys per message for which space is reserved at first."""
+_USUAL = 512
+"""Size of a record for which space is reserved at first. The system clears memory in large pages:
+far more space than needed would take most of the time.
+"""
 
 
 class LeadPass:
@@ -43,7 +47,8 @@ class LeadPass:
         self._state: Array = np.zeros(len(self._at), np.int64)
         self._topics, self._numbers = TopicNumbers(), [0][:0]
         self._delays = delays(deriver.levels)
-        self._room, self._keys_each = length // MIN_SIZE + 1, _KEYS_EACH
+        self._most, self._keys_each = length // MIN_SIZE + 1, _KEYS_EACH
+        self._room = min(length // _USUAL + 1, self._most)
         self._columns: Array = np.empty((len(kernel.LEAD_COLUMN), 0), np.int64)
         self._rowed: Array = np.empty(0, bool)
         self._keys: Array = np.empty((2, 0), np.int64)
@@ -71,14 +76,18 @@ class LeadPass:
                 return int(self._state[self._at["at"]])
 
     def _more_room(self) -> bool:
-        """Make space for more keys; return False if even a single message has more keys than
-        fit.
+        """Make space for more messages or keys; return False if even a single message has more keys
+        than fit.
         """
         is_first = not self._columns.shape[1]
         if not is_first:
-            if not self._state[self._at["messages"]]:
+            messages = self._state[self._at["messages"]]
+            if not messages:
                 return False
-            self._keys_each *= 2
+            if messages == self._columns.shape[1]:
+                self._room = min(2 * self._room, self._most)
+            else:
+                self._keys_each *= 2
             self.settle()
         columns = len(self._columns)
         self._columns = np.empty((columns, self._room), np.int64)

@@ -28,6 +28,8 @@ _FIRST_PAGE = 4096
 _FEW = 16 * UNIT_SIZE
 """Maximum number of bytes of entries that are examined without an array."""
 _ZEROS = bytes(UNIT_SIZE)
+_EDGES = 4
+"""Maximum number of entries of a queue that are cached decoded."""
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
 """Limits for files whose end was found by sampling.
 
@@ -462,7 +464,10 @@ class FileQueue(ConsumeQueue):
             kept = self._kept(number) or b""  # nothing is kept before the first file
             position = queue_offset * UNIT_SIZE - self._bases[number]
             if position + UNIT_SIZE <= len(kept) and number >= 0:
-                return layout.decode(kept, position)
+                unit = layout.decode(kept, position)
+                if len(self._edges) < _EDGES:
+                    self._edges[queue_offset] = unit
+                return unit
         if edge is None and queue_offset >= 0:
             edge = self._of_page(queue_offset * UNIT_SIZE)
         return super().unit(queue_offset) if edge is None else edge
@@ -619,8 +624,8 @@ def _used_units(data: bytes) -> bytes:
 def _leading(data: bytes) -> int:
     """Return the length in bytes of the valid units at the start of ``data``."""
     if len(data) <= _FEW:
-        for number, unit in enumerate(UNIT.decode_all(data)):
-            if not unit.is_valid:
+        for number, (physical_offset, size, _) in enumerate(UNIT.values(data)):
+            if physical_offset < 0 or size <= 0:  # as `UnitRecord.is_valid`
                 return number * UNIT_SIZE
         return len(data)
     good = valid(np.frombuffer(data, UNIT.dtype()))

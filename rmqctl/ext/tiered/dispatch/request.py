@@ -283,7 +283,7 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
     rows, _ = unit_rows(block.begin, block.size, block.tags)
     if queue.consume_queue.read(block.offset * UNIT_SIZE, len(rows)) != rows:
         return f"units at queue offsets {block.offset} to {last} differ from what was written"
-    if queue.commit_log.read(block.base, block.bytes) != memoryview(block.data)[:block.bytes]:
+    if queue.commit_log.read(block.base, block.bytes) != bytes(block.data[:block.bytes]):
         return f"messages at queue offsets {block.offset} to {last} differ from what was written"
     return None
 
