@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -73,16 +73,28 @@ class BackupSource:
         return Store.open(self.root, self.commitlog_dirs, self.sizes)
 
 
+class LogFileGoneError(StoreIOError):
+    """A log file was deleted before it was copied."""
+
+
+@contextmanager
+def telling_gone(view: Store) -> Iterator[None]:
+    """Raise LogFileGoneError if code in the block fails because a log file was deleted."""
+    try:
+        yield
+    except StoreIOError as error:
+        if error.errno != errno.ENOENT or all(os.path.exists(file.path) for file in view.log.files):
+            raise
+        raise LogFileGoneError(str(error)) from None
+
+
 def again_if_gone(run: Callable[[], Run]) -> Run:
-    """Return the result of ``run``. Repeat it if a file has disappeared meanwhile: a broker deletes
+    """Return the result of ``run``. Repeat it if a log file was deleted meanwhile: a broker deletes
     its oldest log files. Raises: the exceptions of ``run``.
     """
     for _ in range(_TRIES):
-        try:
+        with suppress(LogFileGoneError):
             return run()
-        except StoreIOError as error:
-            if error.errno != errno.ENOENT:
-                raise
     return run()
 
 
@@ -127,8 +139,9 @@ def _back_up(source: BackupSource, backup: str, clock: Callable[[], int], versio
                 copied_end = _copied_end(view, backup, before, end) if before or not begun else (
                     _reached(view, backup, begun, end))
                 points.begin(backup, root)
-                point = _grown(store, view, copied_end, end, backup, before, now, version, pace,
-                               list(map(str, bad)), early, unfinished=begun is not None)
+                with telling_gone(view):
+                    point = _grown(store, view, copied_end, end, backup, before, now, version, pace,
+                                   list(map(str, bad)), early, unfinished=begun is not None)
             points.end(backup)
             if keep is None:
                 return point, (0, 0)

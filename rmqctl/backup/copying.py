@@ -304,10 +304,10 @@ def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit
                 copies.wipe_after(name, end)
                 done = end
             if compare and done:
-                copies.grow(source, name, 0, done, compare=True)
+                copies.grow(source, name, 0, min(done, source.size), compare=True)
             if done < end or (not end and not os.path.exists(copies.path(name))
                               and file.limit is None):
-                copies.grow(source, name, done, end)
+                copies.grow(source, name, done, min(end, source.size))  # a torn entry may end it
     return is_other
 
 

@@ -27,9 +27,11 @@ from rmqctl.scan.source import FileSource
 BLOCK, _SECTOR = 4 << 20, 4096
 
 
-def refuse_shrunk(source: FileSource, position: int) -> None:
-    """Raise StoreIOError if a file ends before a position that is to be copied."""
-    if position >= source.size:
+def refuse_shrunk(source: FileSource, position: int = 0) -> None:
+    """Raise StoreIOError if a file ends before a position that is to be copied, or is shorter than
+    when it was opened.
+    """
+    if position >= source.size or source.has_shrunk:
         raise StoreIOError(f"{source.name}: shrank while it was copied")
 
 
@@ -93,6 +95,8 @@ class Copies:
                 position += copied
                 with self.turn:
                     self.pace(copied)
+            if end > start:  # the end of a file that was cut looks like a hole
+                refuse_shrunk(source)
         finally:
             os.close(fd)
 

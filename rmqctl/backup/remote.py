@@ -27,6 +27,7 @@ from rmqctl.backup.backup import (
     lacking,
     refuse_gone,
     refuse_unreadable,
+    telling_gone,
 )
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in
 from rmqctl.backup.entries import Entries
@@ -120,6 +121,8 @@ class _Uploads(Copies):
                 yield position, piece.pop()
             position += length
             self.pace(length)
+        if end > start:  # the end of a file that was cut looks like a hole
+            refuse_shrunk(source)
 
     def _noted(self, relative: str, sent: Future[Piece]) -> Piece:
         piece = sent.result()
@@ -234,7 +237,8 @@ def _back_up(source: BackupSource, backup: str, clock: Callable[[], int], versio
             stored_end = _stored_end(view, objects, last, end)
             whole_end = max(min(find_end(view).offset, end), stored_end)
             malloc_tuning.give_back()
-            with closing(_Uploads(empty, pace, objects, last, whole_end)) as uploads:
+            with closing(_Uploads(empty, pace, objects, last, whole_end)) as uploads, \
+                    telling_gone(view):
                 note = _grown(view, uploads, stored_end, end, now, version, early)
         objects.publish_point(note, names)
         return note.point, objects.take_away(now - keep) if keep is not None else (0, 0)

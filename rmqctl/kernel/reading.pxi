@@ -35,91 +35,51 @@ def read_parts(int fd, uint8_t[::1] out, const int64_t[::1] start, const int64_t
 
 cdef extern from *:
     """
+    #include <setjmp.h>
     #include <signal.h>
-    #include <sys/mman.h>
-    #include <unistd.h>
 
-    /* The mappings that this thread reads, and whether a page of them could not be read. */
-    static __thread uintptr_t rmqctl_from[2], rmqctl_to[2];
-    static __thread int rmqctl_missed;
-    static __thread sigset_t rmqctl_mask;
+    static __thread sigjmp_buf *rmqctl_way_out;
 
-    /* A page that cannot be read becomes zeros. Only a fault elsewhere ends the process. */
-    static void rmqctl_on_bus(int number, siginfo_t *info, void *context) {
-        const uintptr_t at = (uintptr_t)info->si_addr, size = (uintptr_t)getpagesize();
-        int part;
-        for (part = 0; part < 2; part++) {
-            if (at >= rmqctl_from[part] && at < rmqctl_to[part] && mmap(
-                    (void *)(at / size * size), size, PROT_READ,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED) {
-                rmqctl_missed = 1;
-                return;
-            }
+    static void rmqctl_on_bus(int number) {
+        if (rmqctl_way_out) siglongjmp(*rmqctl_way_out, 1);
+        signal(number, SIG_DFL);  /* a fault elsewhere, which comes again */
+    }
+
+    /* What work(of) says; 0 where it met a page of a mapping that cannot be read. A blocked SIGBUS
+       would end the process, whatever its handler. */
+    static int rmqctl_guarded(int (*work)(void *), void *of) {
+        sigjmp_buf here;
+        sigset_t bus, before;
+        volatile int said = 0;
+        sigemptyset(&bus);
+        sigaddset(&bus, SIGBUS);
+        pthread_sigmask(SIG_UNBLOCK, &bus, &before);
+        if (!sigsetjmp(here, 0)) {
+            rmqctl_way_out = &here;
+            said = work(of);
         }
-        signal(number, SIG_DFL);  /* it comes again */
+        rmqctl_way_out = NULL;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        return said;
     }
 
     static struct sigaction rmqctl_before;
 
-    static void rmqctl_handle(int on) {
+    static void rmqctl_guard(int on) {
         struct sigaction ours;
         if (!on) {
             sigaction(SIGBUS, &rmqctl_before, NULL);
             return;
         }
         memset(&ours, 0, sizeof ours);
-        ours.sa_sigaction = rmqctl_on_bus;
-        ours.sa_flags = SA_SIGINFO;
+        ours.sa_handler = rmqctl_on_bus;
+        ours.sa_flags = SA_NODEFER;  /* it is left by a jump */
         sigemptyset(&ours.sa_mask);
         sigaction(SIGBUS, &ours, &rmqctl_before);
     }
-
-    /* A blocked SIGBUS would end the process, whatever its handler. */
-    static void rmqctl_begin(const void *first, size_t size, const void *second, size_t more) {
-        sigset_t bus;
-        rmqctl_from[0] = (uintptr_t)first; rmqctl_to[0] = rmqctl_from[0] + size;
-        rmqctl_from[1] = (uintptr_t)second; rmqctl_to[1] = rmqctl_from[1] + more;
-        rmqctl_missed = 0;
-        sigemptyset(&bus);
-        sigaddset(&bus, SIGBUS);
-        pthread_sigmask(SIG_UNBLOCK, &bus, &rmqctl_mask);
-    }
-
-    static int rmqctl_finish(void) {
-        memset(rmqctl_to, 0, sizeof rmqctl_to);
-        pthread_sigmask(SIG_SETMASK, &rmqctl_mask, NULL);
-        return rmqctl_missed;
-    }
     """
-    void rmqctl_handle(int on)
-    void rmqctl_begin(const void *first, size_t size, const void *second, size_t more)
-    int rmqctl_finish()
-
-cdef int guarded_now = 0
-"""Number of threads that read from a mapping."""
-
-
-cdef void guard(const uint8_t *first, size_t size, const uint8_t *second, size_t more):
-    """Catch SIGBUS of this thread in up to two mappings: a page that cannot be read, because the
-    file became shorter or the disk is faulty, becomes zeros. Until `unguard`.
-    """
-    global guarded_now
-    # The handler is the process's: it is set while any thread is at it.
-    if not guarded_now:
-        rmqctl_handle(1)
-    guarded_now += 1
-    rmqctl_begin(first, size, second, more)
-
-
-cdef bint unguard():
-    """Return whether a page could not be read since `guard`."""
-    global guarded_now
-    cdef bint missed = rmqctl_finish() != 0
-    guarded_now -= 1
-    if not guarded_now:
-        rmqctl_handle(0)
-    return missed
-
+    int rmqctl_guarded(int (*work)(void *) noexcept nogil, void *of) noexcept nogil
+    void rmqctl_guard(int on)
 
 cdef struct Wanted:
     int fd
@@ -132,6 +92,27 @@ cdef struct Wanted:
     int64_t base
     int64_t end
 
+cdef int guarded_now = 0
+"""Number of threads that read from a mapping."""
+
+
+cdef int guarded(int (*work)(void *) noexcept nogil, void *of):
+    """Return the result of ``work``, which may read from a mapping; 0 if a page cannot be read,
+    because the file became shorter or the disk is faulty. SIGBUS is caught meanwhile.
+    """
+    global guarded_now
+    cdef int result
+    # The handler is the process's: it is set while any thread is at it.
+    if not guarded_now:
+        rmqctl_guard(1)
+    guarded_now += 1
+    with nogil:
+        result = rmqctl_guarded(work, of)
+    guarded_now -= 1
+    if not guarded_now:
+        rmqctl_guard(0)
+    return result
+
 
 def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int64_t[::1] place,
                  const int64_t[::1] size, int64_t base, int64_t end):
@@ -141,11 +122,10 @@ def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int6
     They are written to ``out`` back to back. The file contains the log from ``base`` up to ``end``.
     Returns whether each record is complete (provably a record of this size at this offset, with a
     body that matches its CRC; an empty body has the CRC 0), and ``out`` is full. If not, ``out``
-    has no meaning. Also returns False if something cannot be read. The result applies to the bytes
-    in ``out``, whatever happens to the file.
+    has no meaning. Also returns False if something cannot be read. The result applies to the bytes in ``out``,
+    whatever happens to the file.
     """
     cdef Wanted wanted
-    cdef bint whole, missed
     if size.shape[0] != place.shape[0] or base < 0 or (
             mapped.shape[0] and end - base > mapped.shape[0]):
         raise ValueError("records have another shape")
@@ -155,15 +135,12 @@ def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int6
                     end)
     if mapped.shape[0]:
         wanted.file = &mapped[0]
-    guard(wanted.file, <size_t>mapped.shape[0] if wanted.file != NULL else 0, NULL, 0)
-    with nogil:
-        whole = records_in(&wanted)
-    missed = unguard()
-    return whole and not missed
+    return guarded(records_in, &wanted) == 1
 
 
-cdef bint records_in(const Wanted *to) noexcept nogil:
-    """Return the result of `read_records`."""
+cdef int records_in(void *of) noexcept nogil:
+    """Return the result of `read_records` as 1 or 0."""
+    cdef Wanted *to = <Wanted *>of
     cdef int64_t at = 0, length, place
     cdef Py_ssize_t row
     cdef Record record
@@ -171,19 +148,31 @@ cdef bint records_in(const Wanted *to) noexcept nogil:
         place, length = to.place[row], to.size[row]
         if length < MIN_SIZE or length > to.room - at or place < to.base or (
                 place > to.end or length > to.end - place):
-            return False
+            return 0
         if to.file != NULL:
             memcpy(to.out + at, to.file + (place - to.base), <size_t>length)
         elif pread(to.fd, to.out + at, <size_t>length, place - to.base) != length:
-            return False
+            return 0
         if not is_record(to.out, at + length, at, place - at, &record) or (
                 record.total_size != length):
-            return False
+            return 0
         if read_i32(to.out + at + BODY_CRC_AT) != <int64_t>(CRC_MASK & crc32(
                 0, to.out + record.body_start, <uint64_t>record.body_length)):
-            return False
+            return 0
         at += length
     return at == to.room
+
+
+cdef enum:
+    MIN_PAGE = 4096
+
+cdef struct Run:
+    const uint8_t *data
+    int64_t size
+    int64_t base
+    int64_t at
+    int64_t count
+    int64_t newest
 
 
 def intact_records(const uint8_t[::1] data, int64_t base, int64_t at):
@@ -191,22 +180,37 @@ def intact_records(const uint8_t[::1] data, int64_t base, int64_t at):
     store time; 0 if there are none).
 
     ``data`` may be a mapping of a file. An intact record is provably a record of physical offset
-    ``base`` + its position, with a body that matches its CRC. The first other bytes, an incomplete
-    record or a page that cannot be read end the range.
+    ``base`` + its position, with a body that matches its CRC. The first other bytes, or an
+    incomplete record, end the range. If a page cannot be read, no record counts as intact.
     """
-    cdef int64_t size = data.shape[0], messages = 0, newest = 0, stored
-    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef Run run = Run(NULL, data.shape[0], base, at, 0, 0)
+    if not data.shape[0]:
+        return at, 0, 0
+    run.data = &data[0]
+    if not guarded(pass_intact, &run):
+        return at, 0, 0
+    return run.at, run.count, run.newest
+
+
+cdef int pass_intact(void *of) noexcept nogil:
+    """Move ``at`` past the intact records. Return 1."""
+    cdef Run *to = <Run *>of
+    cdef int64_t stored, place
+    cdef volatile uint8_t byte
     cdef Record record
-    guard(first, <size_t>size, NULL, 0)
-    with nogil:
-        while is_record(first, size, at, base, &record) and (
-                read_i32(first + at + BODY_CRC_AT) == <int64_t>(CRC_MASK & crc32(
-                    0, first + record.body_start, <uint64_t>record.body_length))):
-            stored = read_i64(first + at + STORE_TIMESTAMP_AT + (
-                BORN_HOST_V6_MORE if record.variant & BORN_HOST_V6 else 0))
-            if stored > newest:
-                newest = stored
-            messages += 1
-            at += record.total_size
-    unguard()
-    return at, messages, newest
+    while is_record(to.data, to.size, to.at, to.base, &record) and (
+            read_i32(to.data + to.at + BODY_CRC_AT) == <int64_t>(CRC_MASK & crc32(
+                0, to.data + record.body_start, <uint64_t>record.body_length))):
+        stored = read_i64(to.data + to.at + STORE_TIMESTAMP_AT + (
+            BORN_HOST_V6_MORE if record.variant & BORN_HOST_V6 else 0))
+        if stored > to.newest:
+            to.newest = stored
+        # Topic and properties need not be looked at, but their pages must be readable.
+        place = record.body_start + record.body_length
+        while place < to.at + record.total_size:
+            byte = to.data[place]
+            place += MIN_PAGE
+        to.count += 1
+        to.at += record.total_size
+        byte = to.data[to.at - 1]
+    return 1

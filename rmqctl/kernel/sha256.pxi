@@ -101,25 +101,36 @@ SHA256_PAIRS = bool(rmqctl_has_sha256())
 """Whether the processor has the instructions that `sha256_pair` needs."""
 
 
+cdef struct Texts:
+    uint32_t *states
+    const uint8_t *first
+    const uint8_t *second
+    size_t blocks
+
+
 def sha256_pair(uint32_t[::1] states, const uint8_t[::1] first, const uint8_t[::1] second,
                 int64_t blocks):
     """Hash ``blocks`` blocks of 64 bytes of each of two texts, which may be mappings of files.
 
     ``states``: the eight words (uint32) of the first text's state, then those of the second.
 
-    Returns False if a page cannot be read; the states then have no meaning.
+    Returns False if a page cannot be read; the states are then unchanged.
 
     Raises: IndexError if an array is too short, ValueError without `SHA256_PAIRS`.
     """
-    cdef bint missed
+    cdef Texts texts
     if not SHA256_PAIRS:
         raise ValueError("this processor has no instructions for SHA-256")
     if states.shape[0] != 16 or blocks < 0 or blocks > min(first.shape[0], second.shape[0]) // 64:
         raise IndexError("the arrays do not contain that many blocks")
     if not blocks:
         return True
-    guard(&first[0], <size_t>(64 * blocks), &second[0], <size_t>(64 * blocks))
-    with nogil:
-        rmqctl_sha256(&states[0], &first[0], &second[0], <size_t>blocks)
-    missed = unguard()
-    return not missed
+    texts = Texts(&states[0], &first[0], &second[0], <size_t>blocks)
+    return guarded(hash_texts, &texts) == 1
+
+
+cdef int hash_texts(void *of) noexcept nogil:
+    """Hash both texts. Return 1."""
+    cdef Texts *texts = <Texts *>of
+    rmqctl_sha256(texts.states, texts.first, texts.second, texts.blocks)
+    return 1

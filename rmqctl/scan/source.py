@@ -458,6 +458,11 @@ class FileSource(Closing):
         except (OSError, ValueError):  # it has shrunk, or the file system has no mappings
             return None
 
+    @property
+    def has_shrunk(self) -> bool:
+        """Return whether the file is shorter now than when it was opened."""
+        return self._elsewhere is None and os.fstat(self._fd).st_size < self.size
+
     def let_go(self, start: int, end: int) -> None:
         """Release from this process's memory the pages of ``[start, end)`` that `read_records` has
         touched.

@@ -264,7 +264,7 @@ def _relative(store: Store, path: str) -> str:
 
 class _Entered:
     """The folders that were entered. A system call identifies each of them as soon as a link or
-    another top may have the same folder again.
+    another top may have the same folder again. (A folder that is mounted twice counts twice.)
     """
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from rmqctl.backup import moment, remote, remote_restore
 from rmqctl.backup.backup import BackupSource
 from rmqctl.backup.restore import restore
 from rmqctl.errors import StoreIOError, UsageError
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
 from tests.backup.test_backup import findings, growing, messages
 from tests.conftest import GoldenFolder, Runner
 from tests.support.worn import worn
@@ -337,3 +340,38 @@ def test_a_log_that_changes_after_it_was_copied(change: str, growing: Growing, t
     run(store, str(backup))
     assert (backup / "commitlog" / first.name).read_bytes() == sound
     rmqctl("backup", "check", backup).expect(0)
+
+
+@pytest.mark.parametrize("left", [0, 4096, 5000])
+def test_a_log_file_that_is_cut_while_it_is_copied(left: int, growing: Growing, backup: str,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it was opened, its end looks like a hole."""
+    store = growing(0, 150)
+    first, *_ = sorted((store / "commitlog").iterdir())
+    opened = StoreFile.open
+    cut: list[str] = []
+
+    def cutting(file: StoreFile) -> FileSource:
+        source = opened(file)
+        if file.path == str(first) and any(
+                frame.function == "copy_log" for frame in inspect.stack()[1:3]):
+            os.truncate(first, left)
+            cut.append(file.path)
+        return source
+
+    monkeypatch.setattr(StoreFile, "open", cutting)
+    with pytest.raises(StoreIOError, match=r"commitlog/0+: shrank while it was copied"):
+        run(store, backup)
+    assert cut
+
+
+@pytest.mark.parametrize("size", [219, 233, 239])
+def test_a_queue_file_that_ends_with_a_part_of_an_entry(size: int, growing: Growing, backup: str,
+                                                        tmp_path: Path) -> None:
+    store = growing(0, 150)
+    last = max((store / "consumequeue").rglob("0*"), key=lambda path: (path.name, str(path)))
+    last.write_bytes((last.read_bytes() + b"\x01" * 600)[:size - 1] + b"\x07")
+    point = run(store, backup)
+    assert point.log_end
+    assert run(store, backup, 1).log_end == point.log_end
+    assert messages(restored(backup, tmp_path / "new")) == messages(store)

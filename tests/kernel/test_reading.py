@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -248,10 +249,12 @@ print(kernel.intact_records(first, int(sys.argv[2]), 0)[1] > 0)
 states = np.arange(16, dtype=np.uint32)
 if kernel.SHA256_PAIRS:
     assert kernel.sha256_pair(states, second, second, size // 64)
+before = states.copy()
 os.truncate(sys.argv[1], 0)
 print(kernel.intact_records(first, int(sys.argv[2]), 0))
 if kernel.SHA256_PAIRS:
     assert not kernel.sha256_pair(states, second, second, size // 64)
+    assert (states == before).all()
 print(source.window(0, 1))
 assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 """
@@ -267,6 +270,29 @@ def test_windows_of_a_file_that_is_cut_end_nobody(golden: GoldenFolder, tmp_path
     done = subprocess.run([sys.executable, "-c", _CUT_WINDOWS, str(tmp_path / "log"),
                            str(file.base), mask], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("True\n(0, 0, 0)\nNone\n", 0), done.stderr
+
+
+@compiled_only
+def test_a_record_is_not_intact_if_its_properties_cannot_be_read(golden: GoldenFolder,
+                                                                 tmp_path: Path) -> None:
+    """Cut the file at the page in which only the properties of a record end."""
+    with Store.open(golden("4.9.3/basic") / "store") as store:
+        file = store.log.files[0]
+        batch = next(iter(store.log.walk(file.base)))
+        ends = (batch.start + batch.column("total_size")).tolist()
+        bodies = (batch.column("body_start") + batch.column("body_length")).tolist()
+        data = Path(file.path).read_bytes()
+    number = next(number for number, (body, end) in enumerate(zip(bodies, ends, strict=True))
+                  if end // 4096 > body // 4096 and end % 4096)
+    page = ends[number] // 4096 * 4096
+    (tmp_path / "log").write_bytes(data[:page + 4096])
+    kernel = active()
+    assert kernel is not None
+    with FileSource(str(tmp_path / "log")) as source:
+        window = source.window(0, ends[number])
+        assert kernel.intact_records(window, file.base, 0)[:2] == (ends[number], number + 1)
+        os.truncate(tmp_path / "log", page)
+        assert kernel.intact_records(window, file.base, 0) == (0, 0, 0)
 
 
 def test_windows_contain_the_bytes_of_a_file(tmp_path: Path) -> None:

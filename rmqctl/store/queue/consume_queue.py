@@ -14,6 +14,7 @@ from weakref import ref
 
 import numpy as np
 
+from rmqctl import vfs
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT, UNIT_SIZE, UnitRecord
@@ -509,8 +510,10 @@ class FileQueue(ConsumeQueue):
 
     def late_unit(self) -> UnitRecord | None:
         number = len(self.files) - 1
-        source = self._open(number) if self.files and self._few(number) is None else None
-        if source is not None and source.sampled_end is None:
+        is_sampled = bool(self.files) and vfs.reader_of(self.files[number].path) is not None and (
+            self._open(number).sampled_end is not None)
+        if self.files and not is_sampled and self._few(number) is None:
+            source = self._open(number)
             # If a hole follows the entries, the last one is just before it.
             end = data_end(source, 0, source.size)
             start = max(end - PAGE, 0)

@@ -63,8 +63,8 @@ class QueueFolders:
 
     def note_listed(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> None:
         """Save the caller's listing of a folder for later calls of `listed`."""
+        self._begin()
         if folder.startswith(self._tops) and folder not in self._listings:
-            self._begin()
             self._listings[folder] = listing_of(entries)
 
     def _folders(self, structure: str) -> Iterator[tuple[str, int, Listing, str]]:
