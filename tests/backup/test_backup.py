@@ -126,7 +126,11 @@ def test_damage_is_copied_and_reported(kind: str, golden: GoldenFolder, tmp_path
     lost = {name: rmqctl("doctor", store, "-o", "json").json()["already_lost"]
             for name, store in (("store", root), ("backup", backup))}
     assert lost["store"] == lost["backup"]
-    rmqctl("backup", "check", backup).expect(0)
+    text = rmqctl("backup", "check", backup).expect(0).out
+    count = len(document["damaged"])
+    assert ("1 place was already damaged in the store when it was copied" in " ".join(text.split())
+            ) == (count == 1)
+    assert (f"{count} places were already damaged" in text) == (count > 1)
 
 
 # -- run by run -----------------------------------------------------------------------------------

@@ -64,8 +64,10 @@ def command(
             page.table([fault.as_dict() for fault in faults[:_MAX_SHOWN]],
                        ("point", "file", "start", "end", "reason"))
         if damaged:
-            page.text(Phrase("{places} were already damaged in the store when they were copied",
-                             places=counted(damaged, "place")))
+            page.text(Phrase(
+                "{count:,} place was already damaged in the store when it was copied",
+                "{count:,} places were already damaged in the store when they were copied",
+                count=damaged))
 
     out.document(document, show)
     out.conclude(verdict, "bad" if faults else "good")
