@@ -7,6 +7,9 @@ cdef enum:  # why a pass ends: behind it stand what is asked for, or nothing
 SOUND_ENDS = ("at_end", "not_sound", "another_run", "new_topic", "new_queue", "no_unit",
               "no_entry", "no_room")
 
+cdef enum:  # bytes that are passed with the interpreter locked
+    NEAR = 16384
+
 cdef enum:  # cells of the state
     S_AT, S_MESSAGES, S_BYTES, S_LOOSE, S_KEYED, S_FIRST, S_NEWEST, S_OLDEST, S_SEALED, S_FIRST_V2
     S_ENTRY, S_WINDOW, S_FILE, S_INTERVALS, S_HOST, S_HOST_1, S_HOST_2, S_END, S_LAST, S_LAST_END, S_BAD, S_BAD_BYTES
@@ -263,6 +266,273 @@ cdef inline bint code_of(const Message *seen, bint scheduled, int64_t when,
     return True
 
 
+cdef int sound_until(const uint8_t[::1] data, const Name *name, int64_t base, int64_t end, int what,
+                     int64_t[::1] state, const uint8_t[::1] known,
+                     const int64_t[:, ::1] known_places, const int32_t[::1] known_cells,
+                     const int64_t[:, ::1] topics, const int32_t[::1] cells, int64_t[:, ::1] queues,
+                     int64_t[:, ::1] intervals, const uint8_t[::1] units,
+                     const int64_t[::1] unit_times, const uint8_t[::1] entries,
+                     const int64_t[::1] starts, const int64_t[::1] begins,
+                     const int64_t[::1] delays, int64_t[:, ::1] heads, int64_t[:, ::1] bad,
+                     int64_t[:, ::1] lost, int64_t[:, ::1] extra) except -1 nogil:
+    """Skip sound records that start before ``end``, as `sound` says."""
+    cdef int64_t size = data.shape[0], at = state[S_AT]
+    cdef const uint8_t *first = &data[0] if size else NULL
+    cdef const uint8_t *record
+    cdef const uint8_t *part
+    cdef const uint8_t *mark
+    cdef const uint8_t *entry
+    cdef const uint8_t *key
+    cdef const uint8_t *key_end
+    cdef const uint8_t *part_end
+    cdef const uint8_t *host
+    cdef const uint8_t *born
+    cdef Message seen
+    cdef Record *found
+    cdef int64_t messages = state[S_MESSAGES], in_bytes = state[S_BYTES], loose = state[S_LOOSE]
+    cdef int64_t keyed = state[S_KEYED], newest = state[S_NEWEST], oldest = state[S_OLDEST]
+    cdef int64_t entry_number = state[S_ENTRY], file = state[S_FILE], window = state[S_WINDOW]
+    cdef int64_t held = entries.shape[0] // ENTRY_SIZE, files = begins.shape[0]
+    cdef int64_t unit_count = units.shape[0] // UNIT_SIZE
+    cdef int64_t before = -1, last = -1, last_end = 0, reached = -1, reached_end = 0
+    cdef int64_t unique_size, confirmed, code, place
+    cdef int64_t when, prepared, stored, born_time, number, next_entry, next_file, key_size
+    cdef int64_t *queue
+    cdef uint64_t host_0 = <uint64_t>state[S_HOST], host_1 = <uint64_t>state[S_HOST_1]
+    cdef uint64_t host_2 = <uint64_t>state[S_HOST_2], word_0, word_1, word_2
+    cdef uint32_t hashed, key_hash
+    cdef int64_t lost_count = lost.shape[0], next_lost = 0, extras = state[S_EXTRA], next_extra
+    cdef int32_t flag, queue_id, seconds
+    cdef int kind, transaction, why = AT_END
+    cdef int32_t topic
+    cdef bint run_sealed = state[S_SEALED] != 0, with_rows = (what & WITH_ROWS) != 0
+    cdef bint with_entries = (what & WITH_ENTRIES) != 0, timed = (what & TIMED_ROWS) != 0, good
+    cdef bint with_keys
+    place = -1
+    while at < end:
+        # By itself: a record, its checksums, and what its head says.
+        why = NOT_SOUND
+        if not look(first, size, at, base, name, &seen):
+            while next_lost < lost_count and lost[next_lost, 0] < at:
+                next_lost += 1
+            if next_lost == lost_count or lost[next_lost, 0] != at or not (
+                    0 < lost[next_lost, 1] <= size - at):
+                break
+            lost[next_lost, 2] = 1
+            at += lost[next_lost, 1]
+            why = AT_END
+            continue
+        found = &seen.found
+        record = first + at
+        flag = read_i32(record + SYS_FLAG_AT)
+        born = record + BORN_HOST_AT
+        host = born + ADDRESS_SIZE + 12 + (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0)
+        part = host + ADDRESS_SIZE + (STORE_HOST_V6_MORE if flag & STORE_HOST_V6 else 0)
+        when = read_i64(host - 8)
+        born_time = read_i64(record + BORN_TIMESTAMP_AT)
+        prepared = read_i64(part + 8)
+        queue_id = read_i32(record + QUEUE_ID_AT)
+        stored = read_i64(record + QUEUE_OFFSET_AT)
+        kind = flag & KIND_BITS
+        transaction = flag & TRANSACTION_MASK
+        if (read_u32(host - 12) > MOST_PORT or read_u32(part) > MOST_PORT
+                or read_u32(part + 4) > MOST_TIMES or prepared < 0 or prepared > base + at
+                or queue_id < 0 or flag & ~KNOWN_FLAGS
+                or (kind > KIND_MOST and kind & COMPRESSED)
+                or (stored != 0 and flag & TRANSACTION_PREPARED)
+                or when < <int64_t>EARLIEST_SECONDS * 1000 or born_time < 0
+                or born_time - <int64_t>YEARS_SECONDS * 1000 > when
+                or (read_u32(host - 12) == 0 and read_u32(born) == 0)):
+            break
+
+        # It goes on with a run: the same host and kind of record, times that lie together.
+        memcpy(&word_0, host, 8)
+        word_1 = word_2 = 0
+        if flag & STORE_HOST_V6:
+            memcpy(&word_1, host + 8, 8)
+            word_2 = read_u32(host + 16) + (<uint64_t>1 << 32)
+        if messages and seen.intact and (word_0 != host_0 or word_1 != host_1 or word_2 != host_2
+                         or seen.sealed != run_sealed
+                         or when - oldest > <int64_t>HALF_A_YEAR_SECONDS * 1000
+                         or newest - when > <int64_t>HALF_A_YEAR_SECONDS * 1000):
+            why = ANOTHER_RUN
+            break
+
+        if not seen.intact and state[S_BAD] >= bad.shape[0]:
+            why = NO_ROOM
+            break
+
+        # Its topic, and what its tags code has to be.
+        why = NEW_TOPIC
+        topic = topic_of(first + found.topic_start, found.topic_length, known, known_places,
+                         known_cells)
+        if topic < 0:
+            state[S_ASKED], state[S_ASKED_1] = found.topic_start, found.topic_length
+            break
+        why = NOT_SOUND
+        if topics[topic, T_KIND] == T_OTHER or not code_of(
+                &seen, topics[topic, T_KIND] == T_SCHEDULE, when, delays, &code):
+            break
+        confirmed = 0
+
+        # Its consume queue entry.
+        queue = NULL
+        if with_rows:
+            confirmed += seen.tags_size
+            if not transaction & TRANSACTION_PREPARED:
+                why = NEW_QUEUE
+                place = -1
+                if queue_id < topics[topic, T_COUNT]:
+                    place = cells[topics[topic, T_FIRST] + queue_id]
+                if place < 0:
+                    state[S_ASKED], state[S_ASKED_1] = topic, queue_id
+                    break
+                queue = &queues[place, 0]
+                why = NO_UNIT
+                number = stored - queue[Q_FIRST]
+                if stored < queue[Q_FIRST] or number >= queue[Q_COUNT]:
+                    state[S_ASKED], state[S_ASKED_1] = place, stored
+                    break
+                why = NOT_SOUND
+                number += queue[Q_PLACE]
+                within(number, 1, unit_count)
+                entry = &units[0] + number * UNIT_SIZE
+                if (read_i64(entry + UNIT_PHYSICAL_OFFSET_AT) != base + at
+                        or read_i32(entry + UNIT_SIZE_AT) != found.total_size
+                        or read_i64(entry + UNIT_TAGS_CODE_AT) != code
+                        or (timed and unit_times[number] != when)):
+                    break
+                if queue[Q_NEXT] != stored and queue[Q_NEXT] > queue[Q_LEAST] and (
+                        state[S_INTERVALS] >= intervals.shape[0]):
+                    why = NO_ROOM
+                    break
+
+        # Its index entries: of the unique key, and of each of the keys between spaces.
+        next_entry, next_file, next_extra, good = entry_number, file, extras, True
+        with_keys = seen.unique_size or seen.keys_size
+        unique_size = seen.unique_size
+        if with_entries:
+            confirmed += unique_size
+            hashed = <uint32_t>topics[topic, T_SHARP]
+            key, key_end = seen.keys, seen.keys + seen.keys_size
+            while unique_size or key < key_end:
+                if unique_size:
+                    part, part_end, unique_size = seen.unique, seen.unique + unique_size, 0
+                else:
+                    part = key
+                    mark = <const uint8_t *>memchr(key, SPACE, <size_t>(key_end - key))
+                    part_end = mark if mark != NULL else key_end
+                    key = part_end + 1
+                    if part == part_end:
+                        continue
+                    confirmed += part_end - part
+                if transaction == TRANSACTION_ROLLBACK:
+                    continue
+                while True:
+                    key_size = next_entry - window
+                    if key_size < 0 or key_size >= held:
+                        why, good = NO_ENTRY, False
+                        break
+                    entry = &entries[0] + key_size * ENTRY_SIZE
+                    if read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT) >= base + at:
+                        break
+                    if next_extra >= extra.shape[0]:
+                        why, good = NO_ROOM if extras else NOT_SOUND, False
+                        break
+                    extra[next_extra, 0] = read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT)
+                    extra[next_extra, 1] = read_i32(entry + ENTRY_KEY_HASH_AT)
+                    extra[next_extra, 2] = next_entry
+                    next_extra += 1
+                    next_entry += 1
+                if not good:
+                    break
+                good = hash_of(hashed, part, part_end - part, seen.sealed, &key_hash)
+                if not good:
+                    break
+                while next_file < files and next_entry >= starts[next_file + 1]:
+                    next_file += 1
+                good = next_file < files and (
+                    read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT) == base + at) and (
+                    read_i32(entry + ENTRY_KEY_HASH_AT) == absolute(key_hash))
+                if not good:
+                    break
+                seconds = read_i32(entry + ENTRY_TIME_DIFF_AT)
+                number = begins[next_file] + <int64_t>seconds * 1000
+                if (number > when or number <= when - 1000) and (
+                        seconds != 0 or when > number):
+                    good = False
+                    break
+                next_entry += 1
+            if not good:
+                break
+
+        # All of it agrees: what it leaves.
+        entry_number, file, extras = next_entry, next_file, next_extra
+        if queue != NULL:
+            if queue[Q_NEXT] != stored or queue[Q_NEXT] == queue[Q_LEAST]:
+                if queue[Q_NEXT] > queue[Q_LEAST]:
+                    number = state[S_INTERVALS]
+                    intervals[number, 0] = place
+                    intervals[number, 1] = queue[Q_LEAST]
+                    intervals[number, 2] = queue[Q_NEXT]
+                    intervals[number, 3] = queue[Q_PHYSICAL]
+                    intervals[number, 4] = queue[Q_INTACT]
+                    state[S_INTERVALS] = number + 1
+                queue[Q_LEAST], queue[Q_PHYSICAL], queue[Q_INTACT] = stored, base + at, 0
+            queue[Q_NEXT] = stored + 1
+            if seen.intact:
+                queue[Q_INTACT] = stored + 1
+        keyed += with_keys
+        if found.variant & 1 and state[S_FIRST_V2] < 0:
+            state[S_FIRST_V2] = base + at
+        reached = at
+        at = reached_end = at + found.total_size
+        why = AT_END
+        if not seen.intact:
+            number = state[S_BAD]
+            bad[number, 0], bad[number, 1] = base + reached, found.total_size
+            bad[number, 2], bad[number, 3], bad[number, 4] = topic, queue_id, stored
+            bad[number, 5], bad[number, 6] = found.body_length, flag
+            state[S_BAD] = number + 1
+            state[S_BAD_BYTES] += found.total_size
+            continue
+        if not seen.sealed:
+            loose += found.properties_length - confirmed
+            if flag & (BORN_HOST_V6 | STORE_HOST_V6):
+                loose += (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0) + (
+                    STORE_HOST_V6_MORE if flag & STORE_HOST_V6 else 0)
+            if not with_rows:
+                loose += found.topic_length
+        if messages < 2:
+            put_head(record, base + reached, &heads[messages, 0])
+        if not messages:
+            host_0, host_1, host_2, run_sealed = word_0, word_1, word_2, seen.sealed
+            newest = oldest = when
+            state[S_FIRST] = base + reached
+        before, last, last_end = last, reached, at
+        newest, oldest = max(newest, when), min(oldest, when)
+        messages += 1
+        in_bytes += found.total_size
+
+    # The last two heads, which the next pass or the caller goes on with.
+    if last >= 0:
+        if before >= 0:
+            put_head(first + before, base + before, &heads[2, 0])
+        else:
+            memcpy(&heads[2, 0], &heads[3, 0], HEAD_CELLS * sizeof(int64_t))
+        put_head(first + last, base + last, &heads[3, 0])
+        state[S_END] = base + last_end
+    if reached >= 0:
+        state[S_LAST], state[S_LAST_END] = base + reached, base + reached_end
+    state[S_AT], state[S_MESSAGES], state[S_BYTES], state[S_LOOSE] = at, messages, in_bytes, loose
+    state[S_KEYED], state[S_NEWEST], state[S_OLDEST] = keyed, newest, oldest
+    state[S_ENTRY], state[S_FILE], state[S_SEALED] = entry_number, file, run_sealed
+    state[S_EXTRA] = extras
+    state[S_HOST], state[S_HOST_1] = <int64_t>host_0, <int64_t>host_1
+    state[S_HOST_2] = <int64_t>host_2
+    return why
+
+
 def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[::1] state,
           const uint8_t[::1] names, const int64_t[::1] name_ends,
           const uint8_t[::1] known, const int64_t[:, ::1] known_places,
@@ -287,43 +557,16 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     ``begins[n]`` (ms). ``delays`` are milliseconds by level. ``heads`` receives the first two and
     the last two records of a run. A record in which only the body does not match its CRC is added
     to ``bad`` (offset, size, topic, queue id, queue offset, length of the body, flag) and is not
-    counted elsewhere. ``lost`` are damaged records, ascending (position, length, whether it
-    was skipped), which are skipped. Index entries that point before the next message are added to ``extra`` (physical
-    offset, hash, number). Returns the reason why the function stopped.
+    counted elsewhere. ``lost`` are damaged records, ascending (position, length, whether it was
+    skipped), which are skipped. Index entries that point before the next message are added to
+    ``extra`` (physical offset, hash, number). Returns the reason why the function stopped.
     """
-    cdef int64_t size = data.shape[0], at = state[S_AT]
-    cdef const uint8_t *first = &data[0] if size else NULL
-    cdef const uint8_t *record
-    cdef const uint8_t *part
-    cdef const uint8_t *mark
-    cdef const uint8_t *entry
-    cdef const uint8_t *key
-    cdef const uint8_t *key_end
-    cdef const uint8_t *part_end
-    cdef const uint8_t *host
-    cdef const uint8_t *born
-    cdef Message seen
-    cdef Record *found
-    cdef Name name[NAMES]
-    cdef int64_t messages = state[S_MESSAGES], in_bytes = state[S_BYTES], loose = state[S_LOOSE]
-    cdef int64_t keyed = state[S_KEYED], newest = state[S_NEWEST], oldest = state[S_OLDEST]
-    cdef int64_t entry_number = state[S_ENTRY], file = state[S_FILE], window = state[S_WINDOW]
-    cdef int64_t held = entries.shape[0] // ENTRY_SIZE, files = begins.shape[0]
+    cdef int64_t size = data.shape[0], at = state[S_AT], file = state[S_FILE]
+    cdef int64_t files = begins.shape[0], extras = state[S_EXTRA]
     cdef int64_t unit_count = units.shape[0] // UNIT_SIZE
-    cdef int64_t before = -1, last = -1, last_end = 0, reached = -1, reached_end = 0
-    cdef int64_t unique_size, confirmed, code, place
-    cdef int64_t when, prepared, stored, born_time, number, next_entry, next_file, key_size
-    cdef int64_t *queue
-    cdef uint64_t host_0 = <uint64_t>state[S_HOST], host_1 = <uint64_t>state[S_HOST_1]
-    cdef uint64_t host_2 = <uint64_t>state[S_HOST_2], word_0, word_1, word_2
-    cdef uint32_t hashed, key_hash
-    cdef int64_t lost_count = lost.shape[0], next_lost = 0, extras = state[S_EXTRA], next_extra
-    cdef int32_t flag, queue_id, seconds
-    cdef int kind, transaction, why = AT_END
-    cdef int32_t topic
-    cdef bint run_sealed = state[S_SEALED] != 0, with_rows = (what & WITH_ROWS) != 0
-    cdef bint with_entries = (what & WITH_ENTRIES) != 0, timed = (what & TIMED_ROWS) != 0, good
-    cdef bint with_keys
+    cdef bint timed = (what & TIMED_ROWS) != 0
+    cdef Name name[NAMES]
+    cdef int why
 
     # The shapes of all that is reached through a pointer.
     if (state.shape[0] != S_CELLS or heads.shape[0] != 4
@@ -336,230 +579,17 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
                 timed and unit_times.shape[0] < unit_count)):
         raise ValueError("arrays have another shape")
     take_names(names, name_ends, name)
-    place = -1
 
-    with nogil:
-        while at < end:
-            # By itself: a record, its checksums, and what its head says.
-            why = NOT_SOUND
-            if not look(first, size, at, base, name, &seen):
-                while next_lost < lost_count and lost[next_lost, 0] < at:
-                    next_lost += 1
-                if next_lost == lost_count or lost[next_lost, 0] != at or not (
-                        0 < lost[next_lost, 1] <= size - at):
-                    break
-                lost[next_lost, 2] = 1
-                at += lost[next_lost, 1]
-                why = AT_END
-                continue
-            found = &seen.found
-            record = first + at
-            flag = read_i32(record + SYS_FLAG_AT)
-            born = record + BORN_HOST_AT
-            host = born + ADDRESS_SIZE + 12 + (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0)
-            part = host + ADDRESS_SIZE + (STORE_HOST_V6_MORE if flag & STORE_HOST_V6 else 0)
-            when = read_i64(host - 8)
-            born_time = read_i64(record + BORN_TIMESTAMP_AT)
-            prepared = read_i64(part + 8)
-            queue_id = read_i32(record + QUEUE_ID_AT)
-            stored = read_i64(record + QUEUE_OFFSET_AT)
-            kind = flag & KIND_BITS
-            transaction = flag & TRANSACTION_MASK
-            if (read_u32(host - 12) > MOST_PORT or read_u32(part) > MOST_PORT
-                    or read_u32(part + 4) > MOST_TIMES or prepared < 0 or prepared > base + at
-                    or queue_id < 0 or flag & ~KNOWN_FLAGS
-                    or (kind > KIND_MOST and kind & COMPRESSED)
-                    or (stored != 0 and flag & TRANSACTION_PREPARED)
-                    or when < <int64_t>EARLIEST_SECONDS * 1000 or born_time < 0
-                    or born_time - <int64_t>YEARS_SECONDS * 1000 > when
-                    or (read_u32(host - 12) == 0 and read_u32(born) == 0)):
-                break
-
-            # It goes on with a run: the same host and kind of record, times that lie together.
-            memcpy(&word_0, host, 8)
-            word_1 = word_2 = 0
-            if flag & STORE_HOST_V6:
-                memcpy(&word_1, host + 8, 8)
-                word_2 = read_u32(host + 16) + (<uint64_t>1 << 32)
-            if messages and seen.intact and (word_0 != host_0 or word_1 != host_1 or word_2 != host_2
-                             or seen.sealed != run_sealed
-                             or when - oldest > <int64_t>HALF_A_YEAR_SECONDS * 1000
-                             or newest - when > <int64_t>HALF_A_YEAR_SECONDS * 1000):
-                why = ANOTHER_RUN
-                break
-
-            if not seen.intact and state[S_BAD] >= bad.shape[0]:
-                why = NO_ROOM
-                break
-
-            # Its topic, and what its tags code has to be.
-            why = NEW_TOPIC
-            topic = topic_of(first + found.topic_start, found.topic_length, known, known_places,
-                             known_cells)
-            if topic < 0:
-                state[S_ASKED], state[S_ASKED_1] = found.topic_start, found.topic_length
-                break
-            why = NOT_SOUND
-            if topics[topic, T_KIND] == T_OTHER or not code_of(
-                    &seen, topics[topic, T_KIND] == T_SCHEDULE, when, delays, &code):
-                break
-            confirmed = 0
-
-            # Its consume queue entry.
-            queue = NULL
-            if with_rows:
-                confirmed += seen.tags_size
-                if not transaction & TRANSACTION_PREPARED:
-                    why = NEW_QUEUE
-                    place = -1
-                    if queue_id < topics[topic, T_COUNT]:
-                        place = cells[topics[topic, T_FIRST] + queue_id]
-                    if place < 0:
-                        state[S_ASKED], state[S_ASKED_1] = topic, queue_id
-                        break
-                    queue = &queues[place, 0]
-                    why = NO_UNIT
-                    number = stored - queue[Q_FIRST]
-                    if stored < queue[Q_FIRST] or number >= queue[Q_COUNT]:
-                        state[S_ASKED], state[S_ASKED_1] = place, stored
-                        break
-                    why = NOT_SOUND
-                    number += queue[Q_PLACE]
-                    within(number, 1, unit_count)
-                    entry = &units[0] + number * UNIT_SIZE
-                    if (read_i64(entry + UNIT_PHYSICAL_OFFSET_AT) != base + at
-                            or read_i32(entry + UNIT_SIZE_AT) != found.total_size
-                            or read_i64(entry + UNIT_TAGS_CODE_AT) != code
-                            or (timed and unit_times[number] != when)):
-                        break
-                    if queue[Q_NEXT] != stored and queue[Q_NEXT] > queue[Q_LEAST] and (
-                            state[S_INTERVALS] >= intervals.shape[0]):
-                        why = NO_ROOM
-                        break
-
-            # Its index entries: of the unique key, and of each of the keys between spaces.
-            next_entry, next_file, next_extra, good = entry_number, file, extras, True
-            with_keys = seen.unique_size or seen.keys_size
-            unique_size = seen.unique_size
-            if with_entries:
-                confirmed += unique_size
-                hashed = <uint32_t>topics[topic, T_SHARP]
-                key, key_end = seen.keys, seen.keys + seen.keys_size
-                while unique_size or key < key_end:
-                    if unique_size:
-                        part, part_end, unique_size = seen.unique, seen.unique + unique_size, 0
-                    else:
-                        part = key
-                        mark = <const uint8_t *>memchr(key, SPACE, <size_t>(key_end - key))
-                        part_end = mark if mark != NULL else key_end
-                        key = part_end + 1
-                        if part == part_end:
-                            continue
-                        confirmed += part_end - part
-                    if transaction == TRANSACTION_ROLLBACK:
-                        continue
-                    while True:
-                        key_size = next_entry - window
-                        if key_size < 0 or key_size >= held:
-                            why, good = NO_ENTRY, False
-                            break
-                        entry = &entries[0] + key_size * ENTRY_SIZE
-                        if read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT) >= base + at:
-                            break
-                        if next_extra >= extra.shape[0]:
-                            why, good = NO_ROOM if extras else NOT_SOUND, False
-                            break
-                        extra[next_extra, 0] = read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT)
-                        extra[next_extra, 1] = read_i32(entry + ENTRY_KEY_HASH_AT)
-                        extra[next_extra, 2] = next_entry
-                        next_extra += 1
-                        next_entry += 1
-                    if not good:
-                        break
-                    good = hash_of(hashed, part, part_end - part, seen.sealed, &key_hash)
-                    if not good:
-                        break
-                    while next_file < files and next_entry >= starts[next_file + 1]:
-                        next_file += 1
-                    good = next_file < files and (
-                        read_i64(entry + ENTRY_PHYSICAL_OFFSET_AT) == base + at) and (
-                        read_i32(entry + ENTRY_KEY_HASH_AT) == absolute(key_hash))
-                    if not good:
-                        break
-                    seconds = read_i32(entry + ENTRY_TIME_DIFF_AT)
-                    number = begins[next_file] + <int64_t>seconds * 1000
-                    if (number > when or number <= when - 1000) and (
-                            seconds != 0 or when > number):
-                        good = False
-                        break
-                    next_entry += 1
-                if not good:
-                    break
-
-            # All of it agrees: what it leaves.
-            entry_number, file, extras = next_entry, next_file, next_extra
-            if queue != NULL:
-                if queue[Q_NEXT] != stored or queue[Q_NEXT] == queue[Q_LEAST]:
-                    if queue[Q_NEXT] > queue[Q_LEAST]:
-                        number = state[S_INTERVALS]
-                        intervals[number, 0] = place
-                        intervals[number, 1] = queue[Q_LEAST]
-                        intervals[number, 2] = queue[Q_NEXT]
-                        intervals[number, 3] = queue[Q_PHYSICAL]
-                        intervals[number, 4] = queue[Q_INTACT]
-                        state[S_INTERVALS] = number + 1
-                    queue[Q_LEAST], queue[Q_PHYSICAL], queue[Q_INTACT] = stored, base + at, 0
-                queue[Q_NEXT] = stored + 1
-                if seen.intact:
-                    queue[Q_INTACT] = stored + 1
-            keyed += with_keys
-            if found.variant & 1 and state[S_FIRST_V2] < 0:
-                state[S_FIRST_V2] = base + at
-            reached = at
-            at = reached_end = at + found.total_size
-            why = AT_END
-            if not seen.intact:
-                number = state[S_BAD]
-                bad[number, 0], bad[number, 1] = base + reached, found.total_size
-                bad[number, 2], bad[number, 3], bad[number, 4] = topic, queue_id, stored
-                bad[number, 5], bad[number, 6] = found.body_length, flag
-                state[S_BAD] = number + 1
-                state[S_BAD_BYTES] += found.total_size
-                continue
-            if not seen.sealed:
-                loose += found.properties_length - confirmed
-                if flag & (BORN_HOST_V6 | STORE_HOST_V6):
-                    loose += (BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0) + (
-                        STORE_HOST_V6_MORE if flag & STORE_HOST_V6 else 0)
-                if not with_rows:
-                    loose += found.topic_length
-            if messages < 2:
-                put_head(record, base + reached, &heads[messages, 0])
-            if not messages:
-                host_0, host_1, host_2, run_sealed = word_0, word_1, word_2, seen.sealed
-                newest = oldest = when
-                state[S_FIRST] = base + reached
-            before, last, last_end = last, reached, at
-            newest, oldest = max(newest, when), min(oldest, when)
-            messages += 1
-            in_bytes += found.total_size
-
-        # The last two heads, which the next pass or the caller goes on with.
-        if last >= 0:
-            if before >= 0:
-                put_head(first + before, base + before, &heads[2, 0])
-            else:
-                memcpy(&heads[2, 0], &heads[3, 0], HEAD_CELLS * sizeof(int64_t))
-            put_head(first + last, base + last, &heads[3, 0])
-            state[S_END] = base + last_end
-    if reached >= 0:
-        state[S_LAST], state[S_LAST_END] = base + reached, base + reached_end
-    state[S_AT], state[S_MESSAGES], state[S_BYTES], state[S_LOOSE] = at, messages, in_bytes, loose
-    state[S_KEYED], state[S_NEWEST], state[S_OLDEST] = keyed, newest, oldest
-    state[S_ENTRY], state[S_FILE], state[S_SEALED] = entry_number, file, run_sealed
-    state[S_EXTRA] = extras
-    state[S_HOST], state[S_HOST_1] = <int64_t>host_0, <int64_t>host_1
-    state[S_HOST_2] = <int64_t>host_2
+    # A stop is soon followed by the next one while queues are new: the other threads do not get the
+    # lock of the interpreter for that.
+    why = sound_until(data, name, base, min(end, at + NEAR), what, state, known, known_places,
+                      known_cells, topics, cells, queues, intervals, units, unit_times, entries,
+                      starts, begins, delays, heads, bad, lost, extra)
+    if why == AT_END and state[S_AT] < end:
+        with nogil:
+            why = sound_until(data, name, base, end, what, state, known, known_places, known_cells,
+                              topics, cells, queues, intervals, units, unit_times, entries, starts,
+                              begins, delays, heads, bad, lost, extra)
     return why
 
 

@@ -80,7 +80,7 @@ class VerifyOptions:
 
     only: frozenset[str] | None = None
     jobs: int = 1
-    minimum_range: int = ranges.MIN_RANGE
+    minimum_range: int | None = None
     sample: float | None = None
     since: int | None = None
     seed: int = 0

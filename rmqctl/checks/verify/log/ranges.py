@@ -27,11 +27,12 @@ from rmqctl.store.log.ranges import Pool, Threads
 from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
-_BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
+_BY_QUEUE, _BY_FILE = 128 << 10, 32 << 10
 """Minimum size of a range: this many bytes for each queue of the store, and for each file of its
 log.
 
-The check of each range examines all queues and files.
+The check of each range opens all queues and files, which one thread does at a time: shorter
+ranges take longer than one.
 """
 _MAX_BYTES = 1 << 30
 """Maximum size of a range in bytes, with several threads.
@@ -157,30 +158,25 @@ class _SharedProgress:
 
 
 def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, jobs: int,
-        progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
+        progress: Progress | None = None, minimum: int | None = None, pool: Pool | None = None,
         count: int | None = None) -> RangeResult:
     """Check the whole log with ``jobs`` threads or a ``pool``.
 
     ``progress``: called by any of the threads, but by one at a time.
-    ``count``: number of ranges (None: automatic).
+    ``minimum``: minimum size of a range, and ``count``: number of ranges (None: automatic).
     Raises: StoreIOError.
     """
     # The pieces, about four for each thread.
     jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
     log_end = store.log.end
-    used: list[int] = []
-    if count is None and jobs == 1:
-        pieces = split(store, 1)
-    else:
-        used = _used(store)
-        pieces = split(store, count or max(jobs * 4, store.log.size // _MAX_BYTES),
-                       max(minimum, _BY_QUEUE * len(ends), _BY_FILE * len(store.log.files))
-                       if count is None else 1, used)
-    # One piece needs no pool.
+    least = minimum or max(MIN_RANGE, _BY_QUEUE * len(ends), _BY_FILE * len(store.log.files))
+    if pool is None and count is None and (jobs == 1 or store.log.size < 2 * least):
+        everything = VerifyRange(split(store, 1)[0].start, log_end, False)
+        return run_range(store, ends, wanted, everything, True, progress)
+    used = _used(store)
+    pieces = split(store, count or max(jobs * 4, store.log.size // _MAX_BYTES),
+                   least if count is None else 1, used)
     if pool is None:
-        if len(pieces) == 1 or jobs == 1:
-            everything = VerifyRange(pieces[0].start, log_end, False)
-            return run_range(store, ends, wanted, everything, True, progress)
         pool = Threads(min(jobs, len(pieces)))
     shared = None if progress is None else _SharedProgress(progress)
     job = _PassJob(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot,

@@ -28,7 +28,7 @@ from rmqctl.store.queue.consume_queue import plain_units
 from rmqctl.store.store import Store
 
 _ROWS, _ENTRIES, _TIMED = 1, 2, 4
-_UNITS = 1 << 18
+_UNITS = 1 << 20
 """Maximum number of consume queue entries in memory."""
 _MIN_READ, _MAX_READ = 64, 1 << 13
 """Minimum and maximum number of entries of a queue that are read at once."""
