@@ -210,8 +210,9 @@ def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
 
 def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
     """Imitate truncateDirtyLogicFiles, which reads only the files that recovery kept."""
-    present = [file for file in queue.files if file not in state.doomed]
-    left = queue.again() if isinstance(queue, FileQueue) and present == queue.files else FileQueue(
+    present = [file for file in queue.files if file not in state.doomed] if (
+        state.doomed) else queue.files
+    left = queue if isinstance(queue, FileQueue) and present == queue.files else FileQueue(
         queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
     with closing(left):
         first = layout.queue_offset(present[-1].base) if present else state.end

@@ -5,8 +5,11 @@ A command writes to a :class:`Human`, which formats the page for a terminal, a f
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.output.cells import (
@@ -380,10 +383,25 @@ def _cell(text: str, style: str) -> str:
     return markdown_text(text) if style == "markdown" else text
 
 
+def _tabulate() -> Any:
+    """Import tabulate. It reads its own version first, and the modules for that take longer to load
+    than tabulate itself.
+    """
+    name = "importlib.metadata"
+    if "tabulate" in sys.modules or name in sys.modules:
+        return import_module("tabulate")
+    stub = ModuleType(name)
+    vars(stub).update(version=str, PackageNotFoundError=LookupError)
+    sys.modules[name] = stub
+    try:
+        return import_module("tabulate")
+    finally:
+        del sys.modules[name]
+
+
 def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
             widths: Sequence[int], numeric: Sequence[bool]) -> list[str]:
-    import tabulate
-
+    tabulate = _tabulate()
     # The module for wide characters takes longer to load than most tables to lay out.
     tabulate.WIDE_CHARS_MODE = not all(
         text.isascii() for line in (headers, *cells) for text in line)
@@ -392,7 +410,7 @@ def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
         padded(header, width - _HEADER_PADDING, right=right)
         for header, width, right in zip(headers, widths, numeric, strict=True)
     ]
-    text = tabulate.tabulate(
+    text: str = tabulate.tabulate(
         cells,
         headers=tops,
         tablefmt=_TABULATE[style],

@@ -50,9 +50,12 @@ class Timeline:
             times, sizes = times[is_plausible], sizes[is_plausible]
         if not len(times):
             return
-        span = int(times.max()) - int(times.min())
-        self._widen(next(step for step in STEPS if span // step < MAX_STEPS))
+        # By the number of steps, not by the time between the first and the last, so that the result
+        # does not depend on which messages are added together.
         number, place = np.unique(times // self.step, return_inverse=True)
+        while len(number) > MAX_STEPS:
+            self._widen(STEPS[STEPS.index(self.step) + 1])
+            number, place = np.unique(times // self.step, return_inverse=True)
         total = np.zeros(len(number), np.int64)
         np.add.at(total, place, sizes)
         self._include(zip(number.tolist(), zip(np.bincount(place).tolist(), total.tolist(),

@@ -35,6 +35,7 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
+_NONE: Array = np.zeros(0, np.int64)
 _BACK = 64 << 10
 """Number of bytes at the end of the log that are searched first for the last two records."""
 
@@ -179,8 +180,7 @@ class _LossCount:
         Raises: StoreIOError.
         """
         for number, tally in self._tallies.items():
-            if tally.claims or tally.without_queue or not self._is_sound(
-                    number, self._runs(number, np.zeros(0, np.int64))):
+            if tally.claims or tally.without_queue or not self._is_sound(number):
                 return None
         return WalkResults([], [], self._seen.passed.intact_end, self._accepted(start, end), {
             number: tally.next_offset for number, tally in self._tallies.items()},
@@ -351,13 +351,14 @@ class _LossCount:
         of_queue = {int(loose.number[part[0]]): part for part in by_queue(loose.number)}
         named = {int(damaged.number[part[0]]): part for part in by_queue(damaged.number)}
         for number in {*self._tallies, *of_queue, *named}:
-            part = named.get(number, np.zeros(0, np.int64))
-            walked.damaged[number] = damaged.offset[part], damaged.place[part]
-            runs = self._runs(number, damaged.offset[part[agreeing[part]]])
+            part = named.get(number, _NONE)
+            walked.damaged[number] = (damaged.offset[part], damaged.place[part]) if len(part) else (
+                _NONE, _NONE)
             own = loose.take(of_queue[number]) if number in of_queue else None
-            if not len(part) and own is None and self._is_sound(number, runs):
+            if not len(part) and own is None and self._is_sound(number):
                 walked.sound.add(number)
                 continue
+            runs = self._runs(number, damaged.offset[part[agreeing[part]]])
             walked.pieces[number] = self._pieces(number, runs, own)
         return walked
 
@@ -377,14 +378,16 @@ class _LossCount:
                                 np.sort(np.append(covered[:, 1], cut))])
         return runs[runs[:, 0] < runs[:, 1]]
 
-    def _is_sound(self, number: int, runs: Array) -> bool:
-        """Return whether every entry of a queue points to its own message and no entry
-        is missing.
+    def _is_sound(self, number: int) -> bool:
+        """Return whether every entry of a queue without damaged messages points to its own message
+        and no entry is missing.
         """
-        queue = self._queues.states[number].queue
+        state, tally = self._queues.states[number], self._tallies.get(number)
+        runs = [] if tally is None else merged(run for run in tally.covered if run[0] < run[1])
+        queue = state.queue
         return (isinstance(queue, ConsumeQueue) and queue.exists and len(runs) == 1
-                and runs[0, 0] <= queue.first_index and runs[0, 1] >= queue.disk_end
-                and (runs[0, 0] == 0 or self._log.min_offset > 0))
+                and runs[0][0] <= queue.first_index and runs[0][1] >= queue.disk_end
+                and (runs[0][0] == 0 or self._log.min_offset > 0))
 
     def _pieces(self, number: int, runs: Array, loose: _MessageColumns | None) -> Array:
         """Return the intact messages of a queue as runs with consecutive queue offsets, in log

@@ -20,7 +20,7 @@ import numpy as np
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.queues import BatchClaims, RecoveredQueues
 from rmqctl.checks.preflight.types import LostMessage, Prediction
-from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.formats.local.consume_queue import FILLER, UNIT
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
 from rmqctl.scan import text
@@ -300,20 +300,45 @@ class Unreachable:
         If an entry wrongly points beyond the end of the log, the truncation also removes all later
         entries.
         """
+        # Together, as most queues have few entries.
+        held: list[tuple[int, int, Array]] = []
+        count = 0
+        for number, first, rows in self._removed():
+            held.append((number, first, rows))
+            count += len(rows)
+            if count >= _BLOCK:
+                self._count_removed(held, log, end)
+                held, count = [], 0
+        self._count_removed(held, log, end)
+
+    def _removed(self) -> Iterator[tuple[int, int, Array]]:
+        """Yield the entries that a truncation removed, in pages: number of the queue, queue offset
+        of the first entry, entries.
+        """
         for number, state in enumerate(self._queues.states):
             if state.added or state.end >= state.disk_end or not isinstance(
                     state.queue, ConsumeQueue):
                 continue
             with closing(state.queue):
                 for first, rows in state.queue.pages(state.end, state.disk_end):
-                    before = np.flatnonzero(rows["physical_offset"] < end)
-                    for row, (place, size) in zip(before.tolist(), rows[before][
-                            ["physical_offset", "size"]].tolist(), strict=True):
-                        if size > 0 and size != FILLER.size and (
-                                log.record_at(place, size) is not None):
-                            self.by_topic[state.key[0]] += 1
-                            self.without_row.setdefault(number, OffsetRuns()).add_run(
-                                first + row, first + row + 1)
+                    yield number, first, rows
+
+    def _count_removed(self, pages: list[tuple[int, int, Array]], log: CommitLog, end: int) -> None:
+        """Count the messages before ``end`` to which entries of ``pages`` point."""
+        if not pages:
+            return
+        every = UNIT.array(b"".join(rows.tobytes() for _, _, rows in pages))
+        starts = np.cumsum([0, *(len(rows) for _, _, rows in pages)])
+        before = np.flatnonzero(every["physical_offset"] < end)
+        page_of = np.searchsorted(starts, before, "right") - 1
+        for page, row, (place, size) in zip(
+                page_of.tolist(), (before - starts[page_of]).tolist(),
+                every[before][["physical_offset", "size"]].tolist(), strict=True):
+            if size > 0 and size != FILLER.size and log.record_at(place, size) is not None:
+                number, first, _ = pages[page]
+                self.by_topic[self._queues.states[number].key[0]] += 1
+                self.without_row.setdefault(number, OffsetRuns()).add_run(
+                    first + row, first + row + 1)
 
     def regain(self, batch: Batch, put: Array) -> None:
         """Stop counting the records selected by ``put`` (bool) as records without an entry."""

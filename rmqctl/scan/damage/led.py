@@ -8,6 +8,7 @@ damage.
 from __future__ import annotations
 
 from bisect import bisect_left
+from functools import cached_property
 
 import numpy as np
 
@@ -46,29 +47,56 @@ class Led:
         self._batch, proven = examine(np.frombuffer(data, np.uint8), start, at)
         size = size[alone]
         sound = proven & (self._batch.column("total_size") == size)
-        # Where a run of sound frames that follow each other ends: an index after it.
-        last = ~sound
-        last[:-1] |= at[1:] != at[:-1] + size[:-1]
-        last[-1:] = True
-        ends = np.flatnonzero(last)
-        self._stop: list[int] = (ends + sound[ends])[
-            np.searchsorted(ends, np.arange(len(at)))].tolist()
-        self._at, self._sound = at.tolist(), sound.tolist()
-        self._size: list[int] = size.tolist()
+        self._columns: tuple[Array, Array, Array] = at, size, sound
         # Damaged records with the size that their entry has, and those that are followed by two
         # intact frames.
         hit = np.flatnonzero(~sound)
         hit = hit[self._add_up(at[hit], size[hit])]
-        ends = at + size
-        after = np.minimum(np.searchsorted(at, ends), len(at) - 1)
-        leads: Array = sound[after] & (at[after] == ends)
-        proven = hit[leads[hit] & leads[after[hit]]]
+        first, is_first = self._next_sound(hit)
+        proven = hit[is_first & self._next_sound(first)[1]]
         self._adds_up = dict.fromkeys(hit.tolist(), False)
         self._adds_up.update(dict.fromkeys(proven.tolist(), True))
         self.lost: Array = np.column_stack([at[proven], size[proven], np.zeros_like(proven)])
         """Damaged records of which the evidence is in the buffer, as rows: position, length,
         whether a scan has skipped it.
         """
+
+    def _next_sound(self, numbers: Array) -> tuple[Array, Array]:
+        """Return for the frames with these indices the index of the one after each, and a boolean
+        array: whether that one begins where the frame ends and is sound.
+        """
+        at, size, sound = self._columns
+        ends = at[numbers] + size[numbers]
+        after = np.minimum(np.searchsorted(at, ends), len(at) - 1)
+        return after, sound[after] & (at[after] == ends)
+
+    @cached_property
+    def _at(self) -> list[int]:
+        values: list[int] = self._columns[0].tolist()
+        return values
+
+    @cached_property
+    def _size(self) -> list[int]:
+        values: list[int] = self._columns[1].tolist()
+        return values
+
+    @cached_property
+    def _sound(self) -> list[bool]:
+        values: list[bool] = self._columns[2].tolist()
+        return values
+
+    @cached_property
+    def _stop(self) -> list[int]:
+        """Return for each frame where the run of sound frames that follow each other ends: an index
+        after it.
+        """
+        at, size, sound = self._columns
+        last = ~sound
+        last[:-1] |= at[1:] != at[:-1] + size[:-1]
+        last[-1:] = True
+        ends = np.flatnonzero(last)
+        stop: list[int] = (ends + sound[ends])[np.searchsorted(ends, np.arange(len(at)))].tolist()
+        return stop
 
     def _add_up(self, at: Array, size: Array) -> Array:
         """Return a boolean array: whether the records at positions of the buffer have the sizes

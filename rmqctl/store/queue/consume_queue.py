@@ -26,7 +26,7 @@ from rmqctl.store.files import StoreFile, Trouble, common_size
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
 """Number of bytes of a file's first page, and of the first read at its start."""
-_FEW = 16 * UNIT_SIZE
+_FEW = 32 * UNIT_SIZE
 """Maximum number of bytes of entries that are examined without an array."""
 _ZEROS = bytes(UNIT_SIZE)
 _EDGES = 4
@@ -542,6 +542,18 @@ class FileQueue(ConsumeQueue):
                 data = source.read(0, min(used, file.size))
             else:
                 data = kept.ljust(min(len(kept) + UNIT_SIZE, file.size), b"\0")
+            if len(data) <= _FEW:
+                good_rows = 0
+                for physical_offset, size, _ in UNIT.values(data[:len(data) // UNIT_SIZE
+                                                                 * UNIT_SIZE]):
+                    # All but the first have to be valid, as for `UnitRecord.is_valid`.
+                    if physical_offset >= log_end or (
+                            good_rows and (physical_offset < 0 or size <= 0)):
+                        break
+                    good_rows += 1
+                if good_rows:
+                    return (file.base // UNIT_SIZE) + good_rows
+                continue
             rows = UNIT.array(data)
             if not len(rows) or int(rows[0]["physical_offset"]) >= log_end:
                 continue
