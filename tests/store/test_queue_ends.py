@@ -10,7 +10,7 @@ import pytest
 
 from rmqctl.broker.timer import TimerFiles
 from rmqctl.formats.local import batch_consume_queue as batch_layout
-from rmqctl.formats.local.consume_queue import UNIT_SIZE, UnitRecord, build, decode
+from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE, ZERO, UnitRecord, build, decode
 from rmqctl.formats.timer import timer_log
 from rmqctl.scan import holes
 from rmqctl.scan.source import BytesSource, FileSource
@@ -146,6 +146,30 @@ def test_a_broker_ends_a_queue_at_the_same_row_with_holes_and_without(
         queue.close()
     last = min(count, -(-log_end // 100))
     assert ends == {max(last, 1)}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_short_queue_ends_where_the_same_entries_in_an_array_do(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    chance = random.Random(seed)
+    data = b"".join(build(chance.choice([
+        UnitRecord(number * 100, 100, 7), UnitRecord(number * 100, 100, 7), FILLER, ZERO,
+        UnitRecord(-1, 5, 0), UnitRecord(chance.randrange(2_000), -3, 0)]))
+        for number in range(chance.randrange(12))) + chance.randbytes(chance.randrange(UNIT_SIZE))
+    size = SIZE if seed % 3 else max(UNIT_SIZE, len(data) // UNIT_SIZE * UNIT_SIZE)
+    path = tmp_path / f"{0:020}"
+    laid_out(path, {0: data[:size]}, size).close()
+    ends: list[list[int]] = []
+    for few in (consume_queue._FEW, -1):
+        monkeypatch.setattr(consume_queue, "_FEW", few)
+        ends.append([])
+        for whether_read in (False, True):
+            queue = FileQueue("T", 0, str(tmp_path), [StoreFile(str(path), path.name, 0, size)], [])
+            if whether_read:
+                assert queue.written >= 0
+            ends[-1] += [queue.truncated(log_end) for log_end in range(0, 2_100, 50)]
+            queue.close()
+    assert ends[0] == ends[1]
 
 
 @pytest.fixture
