@@ -216,9 +216,11 @@ def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
         queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
     with closing(left):
         first = layout.queue_offset(present[-1].base) if present else state.end
-        rows = left.units(first, state.end - first)
-        if len(rows) and (rows["physical_offset"] < log_end).all():
-            return  # nothing to truncate: do not read the unused rest of the file
+        unit = left.unit(state.end - 1)
+        if unit is None or unit.physical_offset < log_end:
+            rows = left.units(first, state.end - first)
+            if len(rows) and (rows["physical_offset"] < log_end).all():
+                return  # nothing to truncate: do not read the unused rest of the file
         state.end = left.truncated(log_end)
         if not state.end:
             state.doomed, state.has_file = list(queue.files), False

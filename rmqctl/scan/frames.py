@@ -449,6 +449,17 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     return _placed(Batch(data, 0, start, groups, {"total_size": total, **columns}), base), ok
 
 
+def proved(data: Array, base: int, start: Array) -> Array:
+    """Return a boolean array: whether each candidate record is provable, as `examine` does."""
+    kernel = active()
+    if kernel is None:
+        return examine(data, base, start)[1]
+    proven: Array = np.empty(len(start), bool)
+    kernel.examine(data, np.array([base], np.int64), np.ascontiguousarray(start),
+                   np.empty((_ROWS, len(start)), np.int64), proven.view(np.uint8))
+    return proven
+
+
 def _placed(batch: Batch, base: int | Array) -> Batch:
     """Return a batch whose records have the physical offsets start + ``base``; ``base`` is one
     number, or one per record.

@@ -402,7 +402,7 @@ def test_a_negative_queue_is_the_one_that_lacks_the_message(tmp_path: Path, valu
     assert done["messages_lost"] == []
     assert (read[30]["queue_id"], read[30]["queue_offset"]) == (0, 15)
     reasons = [action["reason"] for action in done["actions"] if action["action"] == "mend record"]
-    assert [("consume queue entry" if rows else "no message with queue offset 15") in reason
+    assert [("consume queue entry" if rows else "only the message with queue offset 15") in reason
             for reason in reasons] == [True]
     assert findings(store) == []
 

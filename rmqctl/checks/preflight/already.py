@@ -78,6 +78,10 @@ _MAX_PLACES = 1 << 23
 """Maximum number of positions of lost messages in memory. Further entries are only counted;
 further entries of light queues are ignored.
 """
+_MANY = 16
+"""Number of positions for each damaged range from which on the ranges are looked up in the
+positions, and not the other way round.
+"""
 _SECOND = 1000
 _MAX_QUEUES = 1000
 
@@ -405,8 +409,16 @@ class AlreadyLost:
         """Return a boolean array: whether each position is in a range without intact data."""
         if not len(self._starts):
             return np.zeros(len(place), bool)
-        index = np.searchsorted(self._starts, place, "right") - 1
-        gone: Array = (index >= 0) & (place < self._ends[index])
+        gone: Array
+        if len(place) > _MANY * len(self._starts) and bool((place[1:] >= place[:-1]).all()):
+            # Ascending, as in an index: the ranges are looked up in the positions.
+            inside = np.zeros(len(place) + 1, np.int64)
+            np.add.at(inside, np.searchsorted(place, self._starts), 1)
+            np.subtract.at(inside, np.searchsorted(place, self._ends), 1)
+            gone = np.cumsum(inside)[:-1] > 0
+        else:
+            index = np.searchsorted(self._starts, place, "right") - 1
+            gone = (index >= 0) & (place < self._ends[index])
         return gone
 
     # -- rows -----------------------------------------------------------------------------------

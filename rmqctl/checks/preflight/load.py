@@ -98,7 +98,8 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
     if store.sizes.conf.path and not conf.get("consumequeue_ext"):
         return
     parts = [(folder, listing(folder)) for topic, queue in store.queues.plain
-             if vfs.isdir(folder := store.path(FOLDER, topic, str(queue)))]
+             if vfs.isdir(folder := store.path(FOLDER, topic, str(queue)))] if (
+                 vfs.isdir(store.path(FOLDER))) else []
     expected = (conf.get("consumequeue_ext_file_size", _EXTENSION_FILE)
                 if store.sizes.conf.path else
                 queue_size((files.files for _, files in parts), 1))

@@ -21,11 +21,9 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan.damage.classify import diagnose
 from rmqctl.scan.damage.slots import EarlierMessages
-from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, examine, gather_int
+from rmqctl.scan.frames import DAMAGED, Array, Batch, Span, examine, gather_int, proved
 from rmqctl.scan.resync import provable
 from rmqctl.scan.source import AtHand
-
-_MAGICS = [*VERSIONS]
 
 
 class Led:
@@ -44,9 +42,8 @@ class Led:
         alone[1:] &= place[1:] != place[:-1]
         alone[:-1] &= place[1:] != place[:-1]
         at = place[alone] - start
-        self._batch, proven = examine(np.frombuffer(data, np.uint8), start, at)
-        size = size[alone]
-        sound = proven & (self._batch.column("total_size") == size)
+        size, raw = size[alone], np.frombuffer(data, np.uint8)
+        sound = proved(raw, start, at) & (gather_int(raw, at, "i4") == size)
         self._columns: tuple[Array, Array, Array] = at, size, sound
         # Damaged records with the size that their entry has, and those that are followed by two
         # intact frames.
@@ -69,6 +66,14 @@ class Led:
         ends = at[numbers] + size[numbers]
         after = np.minimum(np.searchsorted(at, ends), len(at) - 1)
         return after, sound[after] & (at[after] == ends)
+
+    def _examined(self, at: Array) -> Batch:
+        start = self._source.base + self._position
+        return examine(np.frombuffer(self._data, np.uint8), start, at)[0]
+
+    @cached_property
+    def _batch(self) -> Batch:
+        return self._examined(self._columns[0])
 
     @cached_property
     def _at(self) -> list[int]:
@@ -104,7 +109,7 @@ class Led:
         """
         data = np.frombuffer(self._data, np.uint8)
         stored, magic = gather_int(data, at, "i4"), gather_int(data, at + MAGIC_OFFSET, "u4")
-        sound = np.isin(magic, _MAGICS)
+        sound = np.logical_or.reduce([magic == version for version in VERSIONS])
         whole: Array = (stored == size) & (magic != MAGIC_BLANK)
         for version in VERSIONS:
             rows = np.flatnonzero(~whole & ((magic == version) | ~sound) & (magic != MAGIC_BLANK))
@@ -130,7 +135,7 @@ class Led:
             raw = values.astype(f">i{field.size}" if name != "magic" else ">u4")
             copies[start[:, None] + field.offset + np.arange(field.size)] = raw.view(
                 np.uint8).reshape(-1, field.size)
-        sums[:len(at)] = examine(copies, 0, start)[1]
+        sums[:len(at)] = proved(copies, 0, start)
         return sums
 
     def _number(self, at: int) -> int | None:
@@ -155,7 +160,7 @@ class Led:
         """Return (the records of `lost` that a scan has skipped from a position on, the end of the
         last one). The intact frames from ``sound_from`` up to that one are added to ``passed``.
         """
-        batch = self._batch.select(np.zeros(0, np.int64))
+        batch = self._examined(np.zeros(0, np.int64))
         rows = self.lost[(self.lost[:, 0] >= position - self._position) & (self.lost[:, 2] > 0)]
         for at, size, _ in rows.tolist():
             position = self._position + at

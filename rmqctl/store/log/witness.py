@@ -374,8 +374,6 @@ def _together(queues: Iterable[ConsumeQueue], page: int) -> Iterator[list[_Part]
 def _plain(parts: list[_Part]) -> Pair:
     read = []
     for queue, first, count in parts:
-        with suppress(StoreIOError):  # which keeps a short queue's entries in memory
-            _ = queue.written
         with suppress(StoreIOError), closing(queue):
             read.append(queue.timed_units(first, count))
     if not read:
