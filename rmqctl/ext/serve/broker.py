@@ -24,6 +24,7 @@ from rmqctl.ext.serve.orders import Faults
 from rmqctl.ext.serve.reading import EmptyQueue, ServedQueue
 from rmqctl.ext.serve.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Failed, Status
 from rmqctl.ext.serve.remoting.command import Command
+from rmqctl.ext.serve.remoting.frame import FrameReader
 from rmqctl.ext.serve.source import READ, WRITE, ServedStore, ServedTopic
 from rmqctl.ext.serve.sums import BrokerCounts
 from rmqctl.formats.local.properties import RETRY_PREFIX
@@ -92,6 +93,43 @@ class Response(msgspec.Struct):
     parts: Sequence[Buffer] = ()
     code: int = 0
     remark: str | None = None
+
+
+class EncodedConnection(Protocol):
+    """A client's connection, as the fast answers use it: they send encoded responses."""
+
+    peer: str
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def send_parts(self, parts: list[Buffer], size: int) -> None:
+        """Send an encoded response of ``size`` bytes."""
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send an encoded response."""
+
+    def reply(self, request: Command, response: Response) -> None: ...
+
+
+class FastPulls(Protocol):
+    """The fast answers to plain pulls."""
+
+    def take_all(self, client: EncodedConnection, frames: FrameReader, late: float) -> bool:
+        """Answer pulls at the start of the received frames until ``late`` (monotonic seconds).
+        Return whether at least one was answered.
+        """
+        ...
+
+
+class FastSends(Protocol):
+    """The fast answers to plain sends."""
+
+    def take_all(self, client: EncodedConnection, frames: FrameReader) -> bool:
+        """Store the messages at the start of the received frames. Return whether at least one frame
+        was answered.
+        """
+        ...
 
 
 class Call(msgspec.Struct):
@@ -181,11 +219,9 @@ class Broker:
     delays: Delays | None = None
     timers: Timers | None = None
     transactions: Transactions | None = None
-    pulls: Any = field(init=False)
-    """Answers plain pulls: a `PlainPulls` (not imported: `consuming.plain` imports this module)."""
-    sends: Any = None
-    """Stores plain messages: a `PlainSends` (not imported: `producing.plain` imports this module).
-    """
+    pulls: FastPulls = field(init=False)
+    sends: FastSends | None = None
+    """Stores plain messages; None if the store is only read."""
     checks: Rounds | None = None
 
     @property

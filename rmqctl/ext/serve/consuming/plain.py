@@ -12,12 +12,12 @@ responses.
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from rmqctl.broker.get_message import FOUND, MAX_BYTES
-from rmqctl.ext.serve.broker import Broker, Buffer, Response
+from rmqctl.ext.serve.broker import Broker, EncodedConnection
 from rmqctl.ext.serve.consuming import pulling
 from rmqctl.ext.serve.reading import Accept, Pulled
 from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS, Failed, Status
@@ -34,20 +34,6 @@ _MAX_KEPT = 2048
 """Maximum number of decoded requests to keep; each takes at most 3 KiB of memory."""
 _MARKED = Pulled(FOUND, 1_234_567_891, 1_234_567_892, 1_234_567_893)
 _MARKED_OPAQUE = 1_234_567_894
-
-
-class ConsumerConnection(Protocol):
-    """A consumer's connection."""
-
-    peer: str
-
-    @property
-    def is_full(self) -> bool: ...
-
-    def send_parts(self, parts: list[Buffer], size: int) -> None:
-        """Send an encoded response of ``size`` bytes."""
-
-    def reply(self, request: Command, response: Response) -> None: ...
 
 
 class _PlainPull(msgspec.Struct, gc=False):
@@ -71,7 +57,7 @@ class PlainPulls:
         self._pulls: dict[bytes, _PlainPull] = {}
         self._form = _form()
 
-    def take_all(self, client: ConsumerConnection, frames: FrameReader, late: float) -> bool:
+    def take_all(self, client: EncodedConnection, frames: FrameReader, late: float) -> bool:
         """Answer the plain pulls at the start of ``frames``. Return whether any pull was answered.
 
         Stop at the first request of another kind, or at ``late`` (monotonic seconds).
@@ -123,7 +109,7 @@ class PlainPulls:
         self._pulls[words] = pull = _PlainPull(command.code, fields, says, accept)
         return pull
 
-    def _answer(self, client: ConsumerConnection, pull: _PlainPull, opaque: int, offset: int,
+    def _answer(self, client: EncodedConnection, pull: _PlainPull, opaque: int, offset: int,
                 commit: int | None) -> bool:
         """Answer a plain pull. Return False if `pulling.pull_message` must answer it instead."""
         broker, fields = self._broker, pull.fields

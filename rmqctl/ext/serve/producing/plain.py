@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import repeat
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import msgspec
 
 from rmqctl.broker.settings import Host
 from rmqctl.engine.put.message import PUT_OK, Outgoing, PutResult
-from rmqctl.ext.serve.broker import Broker, Response
+from rmqctl.ext.serve.broker import Broker, EncodedConnection
 from rmqctl.ext.serve.producing.properties import REGION
 from rmqctl.ext.serve.producing.sending import host_of, put_answer
 from rmqctl.ext.serve.remoting.codes import CODE_OF, REQUESTS
@@ -43,17 +43,6 @@ _OFFSET_DIGITS = 16
 """Number of hexadecimal digits of the physical offset at the end of a message id."""
 
 
-class ProducerConnection(Protocol):
-    """A producer's connection."""
-
-    peer: str
-
-    def send_bytes(self, data: bytes) -> None:
-        """Send an encoded response."""
-
-    def reply(self, request: Command, response: Response) -> None: ...
-
-
 class PlainSends:
     """Stores plain messages for a writable broker."""
 
@@ -66,7 +55,7 @@ class PlainSends:
         self._kernel, self._fields = active(), _fields()
         self._answers = _ResponseParts(says_key=self._writer.settings.profile.generation >= 5)
 
-    def take_all(self, client: ProducerConnection, frames: FrameReader) -> bool:
+    def take_all(self, client: EncodedConnection, frames: FrameReader) -> bool:
         """Store the plain messages at the start of ``frames``. Return whether any message was
         stored.
 
@@ -92,7 +81,7 @@ class PlainSends:
         self._broker.requests[_NAME] += many
         return True
 
-    def _put_many(self, client: ProducerConnection, host: Host,
+    def _put_many(self, client: EncodedConnection, host: Host,
                   sends: list[tuple[Any, ...]]) -> bool:
         """Store several messages by column, with the same result as `_put`. If a message is not
         plain, store none of them and return False.
@@ -122,7 +111,7 @@ class PlainSends:
         """Return whether a topic accepts messages for a queue without special handling."""
         return not topic.startswith(_OTHER_WAYS) and self._writer.allows(topic, queue_id)
 
-    def _take(self, client: ProducerConnection, frames: FrameReader, frame: Frame) -> bool:
+    def _take(self, client: EncodedConnection, frames: FrameReader, frame: Frame) -> bool:
         """Store the next message; its header is decoded by a library.
 
         If the message is not plain, return False without storing it.
@@ -145,7 +134,7 @@ class PlainSends:
         self._broker.requests[_NAME] += 1
         return True
 
-    def _put(self, client: ProducerConnection, host: Host, opaque: int, flag: int, topic: str,
+    def _put(self, client: EncodedConnection, host: Host, opaque: int, flag: int, topic: str,
              queue_id: int, message_flag: int, sys_flag: int, born: int, again: int, given: str,
              body: bytes) -> bool:
         """Store a plain message. Return False, without storing the message, if it is not plain."""
@@ -189,7 +178,7 @@ class _Sent(msgspec.Struct, gc=False):
     """
 
     answers: _ResponseParts
-    client: ProducerConnection
+    client: EncodedConnection
     opaque: int
     flag: int
     queue_id: int
