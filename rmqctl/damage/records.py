@@ -6,15 +6,18 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
-from operator import attrgetter
+from itertools import compress
+from operator import attrgetter, not_
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import (
+    BLANK_SIZE,
     CRC_MASK,
     HOST_BITS,
+    MAGIC_BLANK,
     MAX_FOLDER_NAME,
     MIN_SIZE,
     PROPERTIES_LENGTH_SIZE,
@@ -31,7 +34,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan.damage.tails import MAX_TAIL, tails_of
 from rmqctl.scan.overlay import LogPart, Nearby, OverlayPiece
-from rmqctl.scan.resync import MAX_RECORD
+from rmqctl.scan.resync import MAX_RECORD, is_placed
 from rmqctl.scan.source import Source
 
 FIELDS = {name: slice(field.offset, field.offset + field.size) for name in (
@@ -310,6 +313,43 @@ def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
         size = extent(source, start, bent, magic, most)
         if size is not None and size in sizes:
             yield bent, size
+
+
+def likely_first(source: Source, position: int, known: Collection[int],
+                 heads: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
+    """Yield the header of `bent_heads` that is not changed first, unless only others give whole
+    records: one flipped bit of a length explains the record as well as one of its size does.
+
+    ``known``: the size that the record has stored, and those of its entries.
+    """
+    first = next(heads, None)
+    if first is None:
+        return
+    others: list[tuple[bytes, int]] = []
+    if first[1] not in known and not _is_complete(source, position, *first):
+        others = [*heads]
+        better = [_is_complete(source, position, *other) for other in others]
+        yield from compress(others, better)
+        others = [*compress(others, map(not_, better))]
+    yield first
+    yield from others
+    yield from heads
+
+
+def _is_complete(source: Source, position: int, head: bytes, size: int) -> bool:
+    """Return whether a record of this size has sound properties, and another record or unused space
+    follows.
+    """
+    end = position + size
+    after = source.read(end, BLANK_SIZE)
+    if any(after) and not is_placed(source, end) and (
+            len(after) < BLANK_SIZE or magic_at(after) != MAGIC_BLANK):
+        return False
+    raw = head[:size] + source.read(position + len(head), max(0, size - len(head)))
+    try:
+        return props.are_sound(decode(with_fields(raw, total_size=size)).properties)
+    except FormatError:
+        return False
 
 
 def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:

@@ -38,6 +38,7 @@ from rmqctl.damage.records import (
     field_of,
     is_displaced,
     is_foreign_place,
+    likely_first,
     shift_of,
     whole_record,
     with_fields,
@@ -584,7 +585,7 @@ class _Round:
         most one bit of a length is flipped.
         """
         # Its own size may be right.
-        stored = field_of(head, "total_size")
+        stored, confirmed = field_of(head, "total_size"), sizes
         if MIN_SIZE <= stored <= room:
             sizes = {stored, *sizes}
         # Try each magic, and each flipped bit of a length that gives a confirmed size.
@@ -593,8 +594,9 @@ class _Round:
             # If all lengths agree with the only known size, no others are tried.
             is_whole = sizes == {stored} and fixed == head and stored == extent(
                 source, position, head, magic, min(room, MAX_BODY))
-            for bent, size in [(head, stored)] if is_whole else bent_heads(
-                    source, position, fixed, magic, min(room, MAX_BODY), sizes):
+            heads = iter([(head, stored)]) if is_whole else bent_heads(
+                source, position, fixed, magic, min(room, MAX_BODY), sizes)
+            for bent, size in likely_first(source, position, {stored, *confirmed}, heads):
                 # The size must be confirmed, be one bit off, or end at another record.
                 if size not in sizes and not (
                         (size ^ stored).bit_count() == 1 or is_placed(source, position + size)):
