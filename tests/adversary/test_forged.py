@@ -115,6 +115,17 @@ def test_forged(body: str, state: str, place: str, tmp_path: Path) -> None:
         check(Case(body, place, damage, state), tmp_path / damage.replace(":", "."))
 
 
+@pytest.mark.parametrize("case", [
+    Case("own-queue", "middle", "flip:properties_length:3", "no-queues"),
+    Case("padded", "last", "flip:properties_length:0", "lagging"),
+    Case("padded", "last", "flip:properties_length:2", "lagging"),
+], ids=str)
+def test_a_length_is_blamed_where_the_size_would_cut_the_properties(case: Case, tmp_path: Path
+                                                                    ) -> None:
+    """Found by ``test_forged`` with seed 743983499."""
+    check(case, tmp_path)
+
+
 def test_a_flipped_bit_in_an_offset_costs_nothing(tmp_path: Path) -> None:
     """Found by ``test_forged[short-tail-nothing-file-end]`` with seed 41939863."""
     check(OFF_BY_ONE_BIT, tmp_path)
