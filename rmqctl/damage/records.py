@@ -315,18 +315,18 @@ def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
             yield bent, size
 
 
-def likely_first(source: Source, position: int, known: Collection[int],
+def likely_first(source: Source, position: int, confirmed: Collection[int],
                  heads: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
     """Yield the header of `bent_heads` that is not changed first, unless only others give whole
     records: one flipped bit of a length explains the record as well as one of its size does.
 
-    ``known``: the size that the record has stored, and those of its entries.
+    ``confirmed``: the size that the record has stored, and those of its entries.
     """
     first = next(heads, None)
     if first is None:
         return
     others: list[tuple[bytes, int]] = []
-    if first[1] not in known and not _is_complete(source, position, *first):
+    if first[1] not in confirmed and not _is_complete(source, position, *first):
         others = [*heads]
         better = [_is_complete(source, position, *other) for other in others]
         yield from compress(others, better)
