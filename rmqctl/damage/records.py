@@ -271,6 +271,13 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
     None if a length is invalid, or the size is above ``most``. ``head``: bytes to use in place of
     the record's first bytes in the source.
     """
+    tail = _tail(source, record_start, head, magic, most)
+    return None if tail is None else tail[1]
+
+
+def _tail(source: Source, record_start: int, head: bytes, magic: int, most: int) -> (
+        tuple[int, int] | None):
+    """Return where in a record its properties start, and its size; None as for `extent`."""
     def read(position: int, length: int) -> bytes:
         if position + length <= len(head):
             return head[position:position + length]
@@ -295,7 +302,7 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
         return None
     properties = properties_length_at(raw)
     size = int(shape.fixed_size + body + topic + properties)
-    return None if properties < 0 or size > most else size
+    return None if properties < 0 or size > most else (size - properties, size)
 
 
 def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
@@ -345,11 +352,12 @@ def _is_complete(source: Source, position: int, head: bytes, size: int) -> bool:
     if any(after) and not is_placed(source, end) and (
             len(after) < BLANK_SIZE or magic_at(after) != MAGIC_BLANK):
         return False
-    raw = head[:size] + source.read(position + len(head), max(0, size - len(head)))
-    try:
-        return props.are_sound(decode(with_fields(raw, total_size=size)).properties)
-    except FormatError:
+    # The properties alone are read: many records in a body may claim the same large body.
+    tail = _tail(source, position, head, magic_at(head), size)
+    if tail is None:
         return False
+    start = max(tail[0], len(head))
+    return props.are_sound(head[tail[0]:size] + source.read(position + start, max(0, size - start)))
 
 
 def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
