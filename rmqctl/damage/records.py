@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import compress
 from operator import attrgetter, not_
+from typing import NamedTuple
 
 from rmqctl.errors import FormatError
 from rmqctl.formats import layout
@@ -22,6 +23,7 @@ from rmqctl.formats.local.message import (
     MIN_SIZE,
     PROPERTIES_LENGTH_SIZE,
     START_SIZE,
+    VERSIONS,
     Message,
     Record,
     decode,
@@ -41,6 +43,7 @@ FIELDS = {name: slice(field.offset, field.offset + field.size) for name in (
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")
     for field in [layout.field(Message, name)]}
 """The bytes of the header fields that a repair may change."""
+_LONGEST_HEAD = max(variant(HOST_BITS, magic).head_size for magic in VERSIONS)
 _LENGTH = 4
 """Size in bytes of the body length field, which is the last field before the body."""
 _MULTI_DISPATCH = props.MULTI_DISPATCH.encode()
@@ -131,7 +134,7 @@ class Records:
         return True
 
     def set_field(self, physical: int, name: str, value: int) -> None:
-        """Change a header field of the record at a physical offset."""
+        """FieldChange a header field of the record at a physical offset."""
         _, record, raw = self.read(physical, None)
         if record is not None:
             self.replace(physical, with_fields(raw, **{name: value}))
@@ -265,31 +268,48 @@ def body_crc(body: bytes) -> int:
     return zlib.crc32(body) & CRC_MASK
 
 
-def extent(source: Source, record_start: int, head: bytes, magic: int, most: int) -> int | None:
+class FieldChange(NamedTuple):
+    """A changed field of a record: where it starts in the record, and its new bytes."""
+
+    at: int
+    new: bytes
+
+    def of(self, raw: bytes) -> bytes:
+        """Return the bytes of a record, or of its start, with the changed field."""
+        return raw[:self.at] + self.new + raw[self.at + len(self.new):] if self.new else raw
+
+
+UNCHANGED = FieldChange(0, b"")
+
+
+def extent(source: Source, record_start: int, head: bytes, magic: int, most: int,
+           change: FieldChange = UNCHANGED) -> int | None:
     """Return the size of a record calculated from its length fields.
 
     None if a length is invalid, or the size is above ``most``. ``head``: bytes to use in place of
-    the record's first bytes in the source.
+    the record's first bytes in the source; ``change``: a field to change.
     """
-    tail = _tail(source, record_start, head, magic, most)
+    tail = _tail(source, record_start, head, magic, most, change)
     return None if tail is None else tail[1]
 
 
-def _tail(source: Source, record_start: int, head: bytes, magic: int, most: int) -> (
-        tuple[int, int] | None):
+def _tail(source: Source, record_start: int, head: bytes, magic: int, most: int,
+          change: FieldChange) -> tuple[int, int] | None:
     """Return where in a record its properties start, and its size; None as for `extent`."""
     def read(position: int, length: int) -> bytes:
-        if position + length <= len(head):
-            return head[position:position + length]
+        if change.at == position and change.new:
+            return change.new
         return source.read(record_start + position, length)
 
-    flags = field_of(head, "sys_flag")
-    shape = variant(flags & HOST_BITS, magic)
+    # The header has the length of the body.
+    head = change.of(head[:_LONGEST_HEAD])
+    shape = variant(field_of(head, "sys_flag") & HOST_BITS, magic)
     if len(head) < shape.head_size:
         return None
     body = shape.head.unpack_from(head)[-1]
     if not 0 <= body <= most - shape.fixed_size:
         return None
+    # The lengths of topic and properties come after the body and the topic.
     topic_at = shape.head_size + body
     raw = read(topic_at, shape.topic_length.size)
     if len(raw) < shape.topic_length.size:
@@ -306,44 +326,44 @@ def _tail(source: Source, record_start: int, head: bytes, magic: int, most: int)
 
 
 def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
-               sizes: Collection[int]) -> Iterator[tuple[bytes, int]]:
-    """Yield (possible header, the record size that `extent` calculates with that header).
+               sizes: Collection[int]) -> Iterator[tuple[FieldChange, int]]:
+    """Yield (change of a record, the record size that `extent` calculates with it).
 
-    The first is the unchanged header. The others have one flipped bit in the host widths or lengths
-    and give a size in ``sizes``.
+    The first changes nothing. The others flip one bit of the host widths or of a length, and give a
+    size in ``sizes``.
     """
     size = extent(source, start, head, magic, most)
     if size is not None:
-        yield head, size
-    largest = max(sizes, default=0)
-    for bent in _bent(head, magic, largest):
-        size = extent(source, start, bent, magic, most)
+        yield UNCHANGED, size
+    for change in _bent(source, start, head, magic, max(sizes, default=0)):
+        size = extent(source, start, head, magic, most, change)
         if size is not None and size in sizes:
-            yield bent, size
+            yield change, size
 
 
-def likely_first(source: Source, position: int, confirmed: Collection[int],
-                 heads: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
-    """Yield the header of `bent_heads` that is not changed first, unless only others give whole
-    records: one flipped bit of a length explains the record as well as one of its size does.
+def likely_first(source: Source, position: int, head: bytes, confirmed: Collection[int],
+                 changes: Iterator[tuple[FieldChange, int]]) -> Iterator[tuple[FieldChange, int]]:
+    """Yield the unchanged record of `bent_heads` first, unless only changes give whole records: one
+    flipped bit of a length explains the record as well as one of its size does.
 
     ``confirmed``: the size that the record has stored, and those of its entries.
     """
-    first = next(heads, None)
+    first = next(changes, None)
     if first is None:
         return
-    others: list[tuple[bytes, int]] = []
-    if first[1] not in confirmed and not _is_complete(source, position, *first):
-        others = [*heads]
-        better = [_is_complete(source, position, *other) for other in others]
+    others: list[tuple[FieldChange, int]] = []
+    if first[1] not in confirmed and not _is_complete(source, position, head, *first):
+        others = [*changes]
+        better = [_is_complete(source, position, head, *other) for other in others]
         yield from compress(others, better)
         others = [*compress(others, map(not_, better))]
     yield first
     yield from others
-    yield from heads
+    yield from changes
 
 
-def _is_complete(source: Source, position: int, head: bytes, size: int) -> bool:
+def _is_complete(source: Source, position: int, head: bytes, change: FieldChange, size: int) -> (
+        bool):
     """Return whether a record of this size has sound properties, and another record or unused space
     follows.
     """
@@ -353,35 +373,39 @@ def _is_complete(source: Source, position: int, head: bytes, size: int) -> bool:
             len(after) < BLANK_SIZE or magic_at(after) != MAGIC_BLANK):
         return False
     # The properties alone are read: many records in a body may claim the same large body.
-    tail = _tail(source, position, head, magic_at(head), size)
-    if tail is None:
-        return False
-    start = max(tail[0], len(head))
-    return props.are_sound(head[tail[0]:size] + source.read(position + start, max(0, size - start)))
+    tail = _tail(source, position, head, magic_at(head), size, change)
+    return tail is not None and props.are_sound(
+        source.read(position + tail[0], size - tail[0]))
 
 
-def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
-    """Yield headers with changed host widths or lengths. Headers with a length above ``largest``
-    are omitted.
-    """
+def _bent(source: Source, start: int, head: bytes, magic: int, largest: int) -> (
+        Iterator[FieldChange]):
+    """Yield changes of the host widths or lengths. Lengths above ``largest`` are omitted."""
+    # The header: the widths of its addresses, and the length of the body.
+    flags = FIELDS["sys_flag"]
     for bit in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS):
-        yield with_fields(head, sys_flag=field_of(head, "sys_flag") ^ bit)
+        changed = with_fields(head[:_LONGEST_HEAD], sys_flag=field_of(head, "sys_flag") ^ bit)
+        yield FieldChange(flags.start, changed[flags])
     shape = variant(field_of(head, "sys_flag") & HOST_BITS, magic)
     if len(head) < shape.head_size:
         return
     room = largest - shape.fixed_size
-    yield from _turned(head, shape.head_size - _LENGTH, _LENGTH, room)
+    yield from _turned(head[shape.head_size - _LENGTH:shape.head_size],
+                       shape.head_size - _LENGTH, room)
+    # After the body: the lengths of the topic and of the properties.
     body = shape.head.unpack_from(head)[-1]
-    topic_at = shape.head_size + body
-    width = shape.topic_length.size
-    if not 0 <= body <= room or topic_at + width > len(head):
+    if not 0 <= body <= room:
         return
-    yield from _turned(head, topic_at, width, room - body)
-    yield from _topic_lengths(head, topic_at, width, magic)
-    topic = shape.topic_length.unpack_from(head, topic_at)[0]
-    if topic >= 0 and topic_at + width + topic + PROPERTIES_LENGTH_SIZE <= len(head):
-        yield from _turned(head, topic_at + width + topic, PROPERTIES_LENGTH_SIZE,
-                           room - body - topic)
+    topic_at, width = shape.head_size + body, shape.topic_length.size
+    tail = source.read(start + topic_at, width + MAX_FOLDER_NAME + PROPERTIES_LENGTH_SIZE)
+    if len(tail) < width:
+        return
+    yield from _turned(tail[:width], topic_at, room - body)
+    yield from _topic_lengths(tail, topic_at, width, magic, field_of(head, "total_size"))
+    topic = shape.topic_length.unpack_from(tail)[0]
+    properties = tail[width + topic:width + topic + PROPERTIES_LENGTH_SIZE]
+    if topic >= 0 and len(properties) == PROPERTIES_LENGTH_SIZE:
+        yield from _turned(properties, topic_at + width + topic, room - body - topic)
 
 
 def with_other_lengths(raw: bytes, magic: int,
@@ -414,25 +438,27 @@ def with_other_lengths(raw: bytes, magic: int,
                    + raw[at + PROPERTIES_LENGTH_SIZE:])
 
 
-def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterator[bytes]:
-    """Yield a copy of the header for each topic length with which the properties end exactly at the
-    end of the record.
+def _topic_lengths(tail: bytes, topic_at: int, width: int, magic: int, end: int) -> (
+        Iterator[FieldChange]):
+    """Yield each topic length with which the properties end exactly at the end of the record.
+
+    ``tail``: the bytes at ``topic_at``, where that length is; ``end``: the record's size.
     """
-    end = field_of(head, "total_size")
-    first = topic_at + width
-    most = min(MAX_FOLDER_NAME, longest_topic(magic), len(head) - first - PROPERTIES_LENGTH_SIZE)
+    most = min(MAX_FOLDER_NAME, longest_topic(magic), len(tail) - width - PROPERTIES_LENGTH_SIZE)
     for length in range(1, most + 1):
-        behind = first + length + PROPERTIES_LENGTH_SIZE
-        if properties_length_at(head[behind - PROPERTIES_LENGTH_SIZE:behind]) == end - behind:
-            yield head[:topic_at] + length.to_bytes(width, "big", signed=True) + head[first:]
+        behind = width + length + PROPERTIES_LENGTH_SIZE
+        if properties_length_at(tail[behind - PROPERTIES_LENGTH_SIZE:behind]) == (
+                end - topic_at - behind):
+            yield FieldChange(topic_at, length.to_bytes(width, "big", signed=True))
 
 
-def _turned(head: bytes, position: int, width: int, most: int) -> Iterator[bytes]:
-    """Yield the header with one flipped bit in a length, for each flip after which the length is at
-    most ``most``.
+def _turned(stored: bytes, at: int, most: int) -> Iterator[FieldChange]:
+    """Yield each flip of one bit of a length after which it is at most ``most``.
+
+    ``stored``: the bytes of the length, which starts at ``at``.
     """
-    length = int.from_bytes(head[position:position + width], "big")
-    for bit in range(8 * width):
-        other = length ^ 1 << 8 * (width - 1 - bit // 8) + bit % 8
+    length = int.from_bytes(stored, "big")
+    for bit in range(8 * len(stored)):
+        other = length ^ 1 << 8 * (len(stored) - 1 - bit // 8) + bit % 8
         if other <= most:
-            yield head[:position] + other.to_bytes(width, "big") + head[position + width:]
+            yield FieldChange(at, other.to_bytes(len(stored), "big"))

@@ -126,6 +126,32 @@ def test_a_length_is_blamed_where_the_size_would_cut_the_properties(case: Case, 
     check(case, tmp_path)
 
 
+LARGE = [*product(("total_size", "body_length"), range(20)),
+         *product(("topic_length",), range(8)), *product(("properties_length",), range(15))]
+
+
+@pytest.mark.parametrize(("place", "field", "bit"), sample([
+    (place, *flip) for place, flip in product(("middle", "last"), LARGE)], 6, "large bodies",
+    always=[("middle", "topic_length", 0), ("last", "properties_length", 4)]))
+def test_a_length_of_a_record_with_a_large_body(place: str, field: str, bit: int, tmp_path: Path,
+                                                ) -> None:
+    """Nothing but the record itself tells its lengths, and two of them are far from its start."""
+    writer = Writer(Layout(with_queues=False, with_index=False, log_file_size=1 << 20), seed=2)
+    writer.put("orders", b"before", keys="k1")
+    body = random.Random(bit).randbytes(100_000)
+    hit = writer.put("orders", body, keys="k2", tags="red")
+    after = [writer.put("orders", b"after", keys="k3") for _ in range(3 * (place == "middle"))]
+    at, width = field_places(hit.raw)[field]
+    writer.flip(hit.physical + at + width - 1 - bit // 8, bit % 8)
+    folder = writer.write(tmp_path / "store")
+    run("recover", folder, "--apply", "--yes").expect(0, 1)
+    rows = {row["physical_offset"]: row for row in run(
+        "read", folder, "-o", "jsonl", "--body", "base64").jsonl()}
+    assert rows.keys() >= {hit.physical, *(put.physical for put in after)}
+    assert body_of(rows[hit.physical]) == body
+    assert "RMQCTL" not in rows[hit.physical]["properties"]
+
+
 def test_a_flipped_bit_in_an_offset_costs_nothing(tmp_path: Path) -> None:
     """Found by ``test_forged[short-tail-nothing-file-end]`` with seed 41939863."""
     check(OFF_BY_ONE_BIT, tmp_path)

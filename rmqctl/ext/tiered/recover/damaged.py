@@ -19,6 +19,7 @@ import numpy as np
 
 from rmqctl.damage.records import (
     MAX_BODY,
+    UNCHANGED,
     bent_heads,
     field_of,
     whole_record,
@@ -321,17 +322,17 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
     for version in (magic,) if message.is_magic(magic) else message.VERSIONS:
         fixed = with_fields(raw[:_MAX_HEAD], physical_offset=start, magic=version,
                             queue_id=name.queue_id, queue_offset=queue_offset)
-        for bent, size in bent_heads(source, 0, fixed, version, len(raw), (stored, room)):
+        for change, size in bent_heads(source, 0, fixed, version, len(raw), (stored, room)):
             if to_end and size != room:
                 continue
             # The size must be confirmed, or wrong by a single bit.
             if size not in (stored, room) and (size ^ stored).bit_count() != 1:
                 continue
             # The record must be intact with this size, and its topic must have the right length.
-            content = with_fields(bent[:size] + raw[len(bent):size], total_size=size)
+            content = with_fields(change.of(fixed[:size] + raw[len(fixed):size]), total_size=size)
             record = whole_record(content, start, False)
             if record is None or len(record.topic) != len(topic) or (
-                    not record.body and bent != fixed):
+                    not record.body and change != UNCHANGED):
                 continue
             # A few flipped bits in the topic are corrected as well.
             if record.topic != topic:

@@ -31,6 +31,7 @@ from typing import Any
 from rmqctl.damage.evidence import FoundRow, Gatherer, HoleEntries, holes_with
 from rmqctl.damage.records import (
     MAX_BODY,
+    UNCHANGED,
     Records,
     bent_heads,
     body_crc,
@@ -594,9 +595,10 @@ class _Round:
             # If all lengths agree with the only known size, no others are tried.
             is_whole = sizes == {stored} and fixed == head and stored == extent(
                 source, position, head, magic, min(room, MAX_BODY))
-            heads = iter([(head, stored)]) if is_whole else bent_heads(
+            changes = iter([(UNCHANGED, stored)]) if is_whole else bent_heads(
                 source, position, fixed, magic, min(room, MAX_BODY), sizes)
-            for bent, size in likely_first(source, position, {stored, *confirmed}, heads):
+            for change, size in likely_first(
+                    source, position, fixed, {stored, *confirmed}, changes):
                 # The size must be confirmed, be one bit off, or end at another record.
                 if size not in sizes and not (
                         (size ^ stored).bit_count() == 1 or is_placed(source, position + size)):
@@ -604,9 +606,9 @@ class _Round:
                 self._budget -= size
                 if self._budget < 0:
                     return
-                candidate = bent[:size] + source.read(position + len(bent),
-                                                      max(0, size - len(bent)))
-                candidate = with_fields(candidate, total_size=size)
+                candidate = fixed[:size] + source.read(position + len(fixed),
+                                                       max(0, size - len(fixed)))
+                candidate = with_fields(change.of(candidate), total_size=size)
                 yield candidate
                 # The flipped bit may be in the body CRC.
                 try:
