@@ -243,7 +243,7 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
     if start.misled:
         yield NextStep(start.look_at_configuration(root), CONFIGURATION)
     root = shlex.quote(root)
-    judged = not start.not_judged or start.unopened  # what cannot be opened is rebuilt
+    judged = not start.not_judged or start.broker.unopened  # what cannot be opened is rebuilt
     if start.misled and not is_damaged:
         judged = False  # the files are intact
     outlook = outlook or RepairOutlook(changes=start.mendable and (is_damaged or start.recovers))
@@ -259,7 +259,7 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
         yield from (step for step in further if step.command.endswith(_FROM_COPY))
         yield from repairs
         yield from (step for step in further if not step.command.endswith(_FROM_COPY))
-        beyond = {offset.group for offset in start.offsets_beyond_end}
+        beyond = {offset.group for offset in start.consumers.beyond_end}
         if outlook.groups_beyond is not None:  # a startup would truncate what a repair keeps
             beyond &= outlook.groups_beyond
         yield from to_the_end(root, beyond)
@@ -279,7 +279,7 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
             "still needed"))
     if is_damaged:
         yield NextStep(f"rmqctl verify {root}", _FINDINGS)
-    if start.consumers is not None and start.consumers.groups_affected:
+    if start.consumers.groups is not None and start.consumers.groups.groups_affected:
         yield NextStep(f"rmqctl impact {root}", Phrase("shows which groups miss which messages"))
     if not start.harmless:
         yield NextStep(f"rmqctl preflight {root}",
@@ -335,7 +335,7 @@ def _after(start: Prediction, root: str) -> NextStep | None:
     if start.misled:
         return NextStep(start.look_at_configuration(root), CONFIGURATION)
     is_elsewhere, root = vfs.is_remote(root), shlex.quote(root)
-    if start.unopened and not is_elsewhere:
+    if start.broker.unopened and not is_elsewhere:
         return NextStep(f"rmqctl recover {root}", _PLAN, "reversible")
     if not start.not_judged and start.harmless:
         return None
@@ -347,9 +347,9 @@ def _after(start: Prediction, root: str) -> NextStep | None:
     if start.starts and cure is not None and all(
             loss.what != MESSAGES or loss in start.metadata.losses for loss in start.losses):
         return cure
-    if start.start_is_harmless and not (start.account.known_lost or start.undecodable):
+    if start.start_is_harmless and not (start.account.known_lost or start.log.undecodable):
         # Nothing but offsets beyond the end of a queue, which `recover` does not change.
-        groups = [offset.group for offset in start.offsets_beyond_end if offset.group]
+        groups = [offset.group for offset in start.consumers.beyond_end if offset.group]
         if groups and not is_elsewhere:
             return next(to_the_end(root, groups[:1]))
     return NextStep(f"rmqctl doctor {root}", Phrase(
@@ -379,8 +379,9 @@ def of_the_queues(start: Prediction, root: str) -> Iterator[NextStep]:
 
     No step is needed if the broker would rebuild all of them.
     """
-    for setting in start.configuration:
-        if setting.setting == "storeType" and setting.effect == "differs" and start.unreachable:
+    for setting in start.broker.configuration:
+        if (setting.setting == "storeType" and setting.effect == "differs"
+                and start.queues.unreachable):
             form = "rocksdb" if (setting.value or "").casefold() == "defaultrocksdb" else "file"
             yield NextStep(f"rmqctl convert {root} --consumequeue {form}", Phrase(
                 "converts all consume queues to the form that broker.conf requires"),
@@ -470,7 +471,7 @@ def _of_kind(category: str) -> Phrase:
 
 def _on_the_disk(start: Prediction) -> Iterator[Remaining]:
     """Yield remedies for a full disk; none of them deletes files that the broker would keep."""
-    disk = start.disk
+    disk = start.broker.disk
     if start.runs_well or disk is None or disk.used_ratio is None:
         return
     limit = min(disk.clean_ratio, disk.refuse_ratio)

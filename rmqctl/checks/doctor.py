@@ -167,15 +167,15 @@ class Diagnosis:
                                 version=start.broker_version))
         elif lost.would_lose:
             parts.append(lost.what_a_start_loses)
-        elif start.second_start is not None:
+        elif start.broker.second_start is not None:
             parts.append(Phrase("the second start would lose {count:,} intact message",
                                 "the second start would lose {count:,} intact messages",
-                                count=start.second_start.messages_lost))
-        elif start.rows_lost:
+                                count=start.broker.second_start.messages_lost))
+        elif start.queues.lost:
             parts.append(Phrase("startup would delete all consume queues"))
         elif start.is_so_alone and not start.start_is_harmless:
             parts += start.undecided
-        elif start.rows_cut and lost.known_lost:
+        elif start.queues.cut and lost.known_lost:
             parts.append(Phrase("startup would remove the only evidence of the loss"))
         # Other losses by the start or by clients.
         causes = [loss.cause for loss in start.beside_messages if loss.already]
@@ -183,20 +183,21 @@ class Diagnosis:
             parts.append(some_of(causes, _MAX_CAUSES))
         if start.also_loses is not None and start.starts and not start.start_is_harmless:
             parts.append(Phrase("startup would lose {what}", what=start.also_loses))
-        if start.refuses_writes:
+        if start.broker.refuses_writes:
             parts.append(Phrase("the broker rejects messages: its disk is full"))
-        groups = {offset.group for offset in start.offsets_beyond_end}
+        groups = {offset.group for offset in start.consumers.beyond_end}
         if groups:
             parts.append(Phrase("offsets of {count} group would be beyond the end of a queue",
                                 "offsets of {count} groups would be beyond the end of a queue",
                                 count=len(groups)))
-        if start.undecodable:
+        if start.log.undecodable:
             parts.append(Phrase("Java clients fail on {count} message",
-                                "Java clients fail on {count} messages", count=start.undecodable))
-        if start.messages_damaged:
+                                "Java clients fail on {count} messages",
+                                count=start.log.undecodable))
+        if start.log.damaged:
             parts.append(Phrase("{count:,} message has damaged properties",
                                 "{count:,} messages have damaged properties",
-                                count=start.messages_damaged))
+                                count=start.log.damaged))
         if lost.undecided_kept:
             parts.append(Phrase("{count:,} record is undecided",
                                 "{count:,} records are undecided", count=lost.undecided_kept))
@@ -302,8 +303,8 @@ class Diagnosis:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of `doctor`."""
         start, impact, lost = self.start, self.start.impact, self.losses
-        fields = ({"groups_affected": None, "consumers": None} if start.consumers is None
-                  else start.consumers.as_fields())
+        fields = ({"groups_affected": None, "consumers": None} if start.consumers.groups is None
+                  else start.consumers.groups.as_fields())
         return {
             "verdict": self.verdict,
             "sound": None if self.sound and (
@@ -311,7 +312,7 @@ class Diagnosis:
             "damaged": [asdict(row) for row in self.damaged],
             "bytes_damaged": self.findings.coverage.bytes_damaged,
             **lost.as_dict(),
-            "messages_damaged": start.messages_damaged,
+            "messages_damaged": start.log.damaged,
             "messages_not_delivered": self.earlier,
             "already_lost": lost.counted,
             "already_lost_by_topic": lost.lost_by_topic,
@@ -320,15 +321,16 @@ class Diagnosis:
             "starts": None if self.untold is not None else start.starts,
             "broker_version": start.broker_version,
             "version": start.version,
-            "configuration": [setting.as_dict() for setting in start.configuration],
-            "assumed": start.assumed,
+            "configuration": [setting.as_dict() for setting in start.broker.configuration],
+            "assumed": start.broker.assumed,
             **fields,
-            "offsets_beyond_end": [offset._asdict() for offset in start.offsets_beyond_end],
+            "offsets_beyond_end": [offset._asdict() for offset in start.consumers.beyond_end],
             "impact": None if impact is None else impact.as_dict(),
             "losses": [loss.as_dict() for loss in start.losses],
-            "messages": start.messages, "log_bytes": self.findings.coverage.bytes_total,
-            "refuses_writes": start.refuses_writes,
-            "disk": {**self.disk._asdict(), **({} if start.disk is None else start.disk.as_dict())},
+            "messages": start.log.messages, "log_bytes": self.findings.coverage.bytes_total,
+            "refuses_writes": start.broker.refuses_writes,
+            "disk": {**self.disk._asdict(), **(
+                {} if start.broker.disk is None else start.broker.disk.as_dict())},
             "lock": {"held": self.lock.held, "pid": self.lock.pid, "kind": self.lock.kind},
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],

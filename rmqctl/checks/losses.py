@@ -2,7 +2,7 @@
 
 Every command takes the numbers of lost, undecided and replaced messages from `Losses`. No other
 module adds them up (tests/checks/test_one_account.py). `rmqctl.checks.preflight` finds these
-messages; `rmqctl.checks.preflight.losses` returns the `Losses` of a store.
+messages; `Prediction.account` has the `Losses` of a store.
 """
 
 from __future__ import annotations

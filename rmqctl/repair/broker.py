@@ -18,8 +18,9 @@ from rmqctl.broker.queue_form import is_likely_file, is_unproven
 from rmqctl.broker.recovery import DispatchRange, as_configured, dispatched
 from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import BrokerVersion, version_of
+from rmqctl.checks.preflight.effects import QueueChange
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.checks.preflight.types import Prediction, QueueChange
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.engine.dispatch.derive import deriver_for
 from rmqctl.engine.dispatch.reput import Dispatcher
@@ -82,20 +83,21 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     actions = tuple(predicted.actions)
     notes = list(predicted.notes)
     if not predicted.starts:
-        refusals = "; ".join(predicted.refusals)
+        refusals = "; ".join(predicted.broker.refusals)
         notes.append(f"a {rules.name} broker does not start on this store: {refusals}")
         return Plan(COMMAND, store.root, actions, notes=tuple(notes))
     # What the broker does to log, queues and index.
     configuration = configured(store, {**(given or {}), "version": rules.name})
     notes += configuration.notes
-    log = [MoveAside(path) for path in predicted.doomed if not _derived(path)]
+    log = [MoveAside(path) for path in predicted.broker.doomed if not _derived(path)]
     queues, index = _Derived(store, predicted, rules, configuration.settings,
                              configuration.batch_topics.__contains__, scratch,
                              wall_clock).steps()
-    if predicted.noted is None and rules.rocksdb_queues and store.layout.consumequeue == "rocksdb":
+    if predicted.queues.noted is None and rules.rocksdb_queues and (
+            store.layout.consumequeue == "rocksdb"):
         raise RefusedError(f"{store.root}: no commitlog files found; nothing is planned for the "
                            "consume queue database without them")
-    if predicted.noted is not None:
+    if predicted.queues.noted is not None:
         queues += start_steps(store, predicted, rules, configuration.settings, scratch)
     # Then checkpoint, abort file, and the note where the log ends.
     steps: list[Step] = [*log, *queues, *index,
@@ -104,14 +106,14 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
         steps.append(MoveAside("abort"))
     steps += _note(store, predicted)
     # Notes of the plan.
-    more = predicted.account.cut - len(predicted.lost_first)
+    more = predicted.account.cut - len(predicted.log.cut.first)
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost (not listed)")
     unproven = (touches(steps, "consumequeue") and is_unproven(store, version)
                 and not is_likely_file(store))
-    return Plan(COMMAND, store.root, actions, tuple(steps), _lost(predicted), predicted.table,
-                tuple(notes), consumers=predicted.consumers, form_unproven=unproven,
-                dropped=_dropped(store, predicted))
+    return Plan(COMMAND, store.root, actions, tuple(steps), _lost(predicted),
+                predicted.queues.table, tuple(notes), consumers=predicted.consumers.groups,
+                form_unproven=unproven, dropped=_dropped(store, predicted))
 
 
 def _derived(target: str) -> bool:
@@ -123,13 +125,13 @@ def _lost(prediction: Prediction) -> tuple[Lost, ...]:
     return tuple(Lost(message.topic, message.queue_id, message.queue_offset,
                       message.physical_offset, message.size,
                       message.store_timestamp, message.store_timestamp, by=_KNOWN_BY)
-                 for message in prediction.lost_first)
+                 for message in prediction.log.cut.first)
 
 
 def _dropped(store: Store, predicted: Prediction) -> Dropped:
     """Return the messages that startup truncates, including messages known only from entries."""
     places = places_of(((message.physical_offset, message.size)
-                        for message in predicted.lost_first), store.log.raw_at)
+                        for message in predicted.log.cut.first), store.log.raw_at)
     lost = predicted.account
     # A start that truncates nothing keeps the entries, but voids the evidence of offsets.
     gone = lost.by_offsets if predicted.start_is_harmless else lost.known_lost
@@ -140,7 +142,7 @@ def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> lis
     """Return the step that writes the checkpoint, if it changes. The bytes after the version's
     fields are kept.
     """
-    assert prediction.checkpoint is not None
+    assert prediction.broker.checkpoint is not None
     size = page.CLASSIC_SIZE if settings.profile.generation < 5 else CHECKPOINT.size
     exists = os.path.lexists(store.path("checkpoint"))
     try:
@@ -148,7 +150,7 @@ def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> lis
     except StoreIOError:
         old = b""
     full_page = old.ljust(page.PAGE_SIZE, b"\0")
-    new = page.build(prediction.checkpoint)[:size] + full_page[size:]
+    new = page.build(prediction.broker.checkpoint)[:size] + full_page[size:]
     if not exists:
         return [Create("checkpoint", new)]
     return [] if new == old else [Replace("checkpoint", new)]
@@ -156,9 +158,9 @@ def _checkpoint(store: Store, prediction: Prediction, settings: Settings) -> lis
 
 def _note(store: Store, predicted: Prediction) -> list[Step]:
     """Return the step that records the new end of the log, if bytes or entries remain after it."""
-    if not predicted.leaves or predicted.truncate_to is None:
+    if not predicted.log.leaves or predicted.log.truncate_to is None:
         return []
-    note = cut_at(store.log, predicted.truncate_to)
+    note = cut_at(store.log, predicted.log.truncate_to)
     if store.cut_off == note:
         return []
     older = os.path.lexists(store.path(NOTE))
@@ -175,20 +177,20 @@ class _Derived:
         self._store, self._prediction, self._version = store, prediction, version
         self._scratch = scratch
         self._is_batch, self._clock = is_batch, wall_clock
-        self._indexes = bool(prediction.index_entries) or any(
+        self._indexes = bool(prediction.index.entries) or any(
             action.action == "add entries" for action in prediction.actions)
         self._settings = replace(settings, message_index=self._indexes)
         self._ext = settings.consumequeue_ext
-        self._doomed = set(prediction.doomed)
+        self._doomed = set(prediction.broker.doomed)
         self._keys: set[QueueKey] = set()
 
     def steps(self) -> tuple[list[Step], list[Step]]:
         """Return the steps for the queues, and the steps for the index. Raises: StoreIOError,
         RefusedError.
         """
-        in_files = self._prediction.noted is None
-        changed = [change for change in self._prediction.queues if (change.added or self._ext) and (
-            in_files or change.kind != PLAIN)]
+        in_files = self._prediction.queues.noted is None
+        changed = [change for change in self._prediction.queues.changes
+                   if (change.added or self._ext) and (in_files or change.kind != PLAIN)]
         if changed or self._indexes:
             self._keys = {(change.topic, change.queue_id) for change in changed}
             self._prepare(changed)
@@ -200,11 +202,11 @@ class _Derived:
                 compared.add(folder)
                 queues += self._compare(folder)
         # A file that is moved aside may have been rebuilt and compared.
-        queues += [MoveAside(path) for path in self._prediction.doomed
+        queues += [MoveAside(path) for path in self._prediction.broker.doomed
                    if path.startswith(_QUEUES) and os.path.dirname(path) not in compared]
         if self._indexes:
             return queues, self._compare(_INDEX)
-        return queues, [MoveAside(path) for path in self._prediction.doomed
+        return queues, [MoveAside(path) for path in self._prediction.broker.doomed
                         if path.startswith(_INDEX + os.sep)]
 
     def _folders(self, change: QueueChange) -> list[str]:
@@ -237,9 +239,9 @@ class _Derived:
             self._scratch.copy_in(root, os.path.join(_INDEX, left[-1]))
 
     def _dispatch(self) -> None:
-        log = CommitLog(self._prediction.loaded_log, self._store.log.file_size)
+        log = CommitLog(self._prediction.log.loaded, self._store.log.file_size)
         try:
-            for stretch in self._prediction.dispatch:
+            for stretch in self._prediction.log.dispatch:
                 self._stretch(log, stretch)
         finally:
             log.close()

@@ -107,7 +107,7 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
     except RmqctlError:  # reported elsewhere; positions only add to it
         return ByPositions()
     reached: dict[QueueKey, OffsetRuns] = {}
-    for key, losses in sorted((predicted.queue_losses or {}).items()):
+    for key, losses in sorted((predicted.queues.losses or {}).items()):
         topic, queue_id = key
         beyond = OffsetRuns()
         beyond.add_run(ends.get((topic, str(queue_id)), 0 if by_end else _ENDLESS), _ENDLESS)
@@ -121,7 +121,7 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
             listed += [Lost(topic, queue_id, offset, None, None, by="position")
                        for offset in range(first, min(end, first + room))]
     return ByPositions(tuple(listed[unplaced:]), max(0, count - unplaced), reached,
-                       tuple(predicted.position_notes))
+                       tuple(predicted.consumers.notes))
 
 
 def _end(store: Store, key: tuple[str, int]) -> int:

@@ -32,7 +32,7 @@ def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
     needs no repair or cannot be repaired.
     """
     start = diagnosis.start
-    judged = not start.not_judged or start.unopened
+    judged = not start.not_judged or start.broker.unopened
     if start.misled and diagnosis.findings.ok:
         return None  # the files are intact, the configuration is wrong
     if diagnosis.sound or diagnosis.lock.held or not judged or not start.mendable or (

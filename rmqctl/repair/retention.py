@@ -23,7 +23,7 @@ from rmqctl.checks.preflight.disk import (
     file_systems,
     next_deletion,
 )
-from rmqctl.checks.preflight.types import DiskUse
+from rmqctl.checks.preflight.effects import DiskUse
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.expire import (
     Expiry,

@@ -49,9 +49,9 @@ def ends(root: Path, version: BrokerVersion) -> dict[str, int]:
     """Where each of them ends the log (physical offset); empty where the broker does not start."""
     with Store.open(root) as store:
         prediction = preflight(store, version.name)
-        if not prediction.starts or prediction.truncate_to is None:
+        if not prediction.starts or prediction.log.truncate_to is None:
             return {}
-        ends_by_view = {"preflight": prediction.truncate_to,
+        ends_by_view = {"preflight": prediction.log.truncate_to,
                         "recovery": recover_log(store, version).end,
                         "view": broker_view(store, version).log_end or 0}
     plan = cli.run("recover", root, "--strategy", "broker", "--broker-version", version.name,

@@ -98,7 +98,7 @@ def test_a_main_file_nobody_can_read(data: bytes, offset: int, root: Path) -> No
 
 def _refused(root: Path) -> list[str]:
     with Store.open(root) as store:
-        return preflight(store, "4.9.3").refusals
+        return preflight(store, "4.9.3").broker.refusals
 
 
 def test_only_the_backup_is_there(root: Path) -> None:

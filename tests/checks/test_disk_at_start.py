@@ -13,8 +13,9 @@ import pytest
 
 from rmqctl.checks.preflight.around import StartEnvironment, around, around_in_use, parse_disk_used
 from rmqctl.checks.preflight.disk import HOUR, Rules
+from rmqctl.checks.preflight.effects import DiskUse
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.checks.preflight.types import DiskUse, Prediction
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import UsageError
 from rmqctl.store import Sizes, Store
 from rmqctl.store.broker_conf import BrokerConf
@@ -40,8 +41,8 @@ def ask(root: Path, release: str, used: float, hours: float = 1, **conf: Any) ->
 
 
 def disk(prediction: Prediction) -> DiskUse:
-    assert prediction.disk is not None
-    return prediction.disk
+    assert prediction.broker.disk is not None
+    return prediction.broker.disk
 
 
 # -- how full the disk is ------------------------------------------------------------------------
@@ -54,9 +55,9 @@ def disk(prediction: Prediction) -> DiskUse:
 def test_the_disk_is_full(golden: GoldenFolder, release: str, used: float, files: int,
                           refuses: bool) -> None:
     prediction = ask(golden(at(release)), release, used)
-    assert (disk(prediction).deletes_files, prediction.refuses_writes) == (files, refuses)
+    assert (disk(prediction).deletes_files, prediction.broker.refuses_writes) == (files, refuses)
     assert prediction.harmless is (not files)
-    assert prediction.messages_lost == 0
+    assert prediction.log.cut.count == 0
     messages = [loss.count for loss in prediction.other_losses]
     assert messages == ([disk(prediction).deletes_messages] if files else [])
     assert not prediction.recovers
@@ -126,7 +127,7 @@ def _version(release: str) -> Any:
 def test_limits(golden: GoldenFolder, release: str, conf: Mapping[str, Any], used: float,
                 files: int, refuses: bool) -> None:
     prediction = ask(golden(at(release)), release, used, **conf)
-    assert (disk(prediction).deletes_files, prediction.refuses_writes) == (files, refuses)
+    assert (disk(prediction).deletes_files, prediction.broker.refuses_writes) == (files, refuses)
 
 
 # -- files that are too old ----------------------------------------------------------------------

@@ -29,27 +29,27 @@ def test_it_is_what_the_engine_did(version: str, name: str) -> None:
     with Store.open(folder / "before") as store:
         predicted = preflight(store, version)
     assert predicted.starts
-    assert predicted.truncate_to == expect.max_physical_offset
-    assert {key: end for key, end in predicted.table.items() if end} == {
+    assert predicted.log.truncate_to == expect.max_physical_offset
+    assert {key: end for key, end in predicted.queues.table.items() if end} == {
         f"{queue.topic}-{queue.queue_id}": queue.max for queue in expect.queues if queue.max}
     lost = WITHOUT_ROW.get(version, {}).get(name, 0 if version == "4.9.3" else 1)
-    assert predicted.unreachable == lost
-    assert predicted.messages_lost == 0
+    assert predicted.queues.unreachable == lost
+    assert predicted.log.cut.count == 0
     with Store.open(folder / "after") as store:
         intact = sum(int(batch.crc_ok().sum()) for batch in store.log.walk())
-        assert predicted.messages == intact
+        assert predicted.log.messages == intact
     # A second start on what the first one left changes nothing but what the fault costs anew.
     with Store.open(folder / "after") as store:
         again = preflight(store, version)
-    assert again.truncate_to == predicted.truncate_to
+    assert again.log.truncate_to == predicted.log.truncate_to
 
 
 def test_one_release_before_the_walk() -> None:
     """5.1.4 cuts nothing off an undamaged store, nor makes rows of what was committed."""
     folder = layout_set("5.3.3/dledger-crash-idle")
     with Store.open(folder / "before") as store:
-        assert preflight(store, "5.1.4").unreachable == 0
-        assert preflight(store, "5.2.0").unreachable == 1
+        assert preflight(store, "5.1.4").queues.unreachable == 0
+        assert preflight(store, "5.2.0").queues.unreachable == 1
 
 
 def test_what_it_says_and_how_it_ends() -> None:
@@ -77,15 +77,15 @@ def test_a_damaged_head_ends_the_log(tmp_path: Path) -> None:
     for version in ("4.9.3", "5.3.3"):
         with Store.open(tmp_path) as store:
             predicted = preflight(store, version)
-        assert (predicted.truncate_to, predicted.messages_lost) == (starts[50], 10)
+        assert (predicted.log.truncate_to, predicted.log.cut.count) == (starts[50], 10)
         assert predicted.starts
     # Two files before the last one: DLedger does not dare to.
     patch(tmp_path, starts[2] + 8, bytes(8))
     with Store.open(tmp_path) as store:
         predicted = preflight(store, "5.3.3")
         assert not predicted.starts
-        assert predicted.truncate_to == starts[2]
-        assert any("more than one file" in why for why in predicted.refusals)
+        assert predicted.log.truncate_to == starts[2]
+        assert any("more than one file" in why for why in predicted.broker.refusals)
     patch(tmp_path, starts[2] + 8, (2).to_bytes(8))
     os.truncate(tmp_path / f"dledger-n0/index/{0:020d}", 1 << 20)
     with Store.open(tmp_path) as store:

@@ -30,7 +30,7 @@ def log_files(store: Path) -> list[Path]:
 def counted(store: Path, *, damaged: bool = False) -> tuple[int | None, int]:
     with Store.open(store) as opened:
         return (missing(opened, damaged=damaged).known_lost,
-                preflight(opened).messages_already_lost)
+                preflight(opened).log.gone.count)
 
 
 @pytest.mark.parametrize("golden_store", sample(clean_stores(), 12, "missing"),
@@ -45,7 +45,7 @@ def test_a_quick_look_never_says_nothing_where_preflight_counts(golden: GoldenFo
                                                                 golden_store: GoldenStore) -> None:
     with Store.open(golden(golden_store.id)) as store:
         known_lost, expected = missing(store, damaged=True).known_lost, preflight(store)
-    assert known_lost in (None, expected.messages_already_lost)
+    assert known_lost in (None, expected.log.gone.count)
 
 
 def last_file(store: Path) -> None:
@@ -86,7 +86,7 @@ def test_what_is_lost_is_not_complete(accident: Callable[[Path], None], name: st
     store = tmp_path / "store"
     shutil.copytree(golden(name), store)
     with Store.open(store) as opened:
-        intact = preflight(opened).messages
+        intact = preflight(opened).log.messages
     accident(store)
     start = run("preflight", store, *JSON).expect(1).json()
     assert start["messages_already_lost"] > 0

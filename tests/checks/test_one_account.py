@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from rmqctl.checks.losses import Losses
-from rmqctl.checks.preflight.losses import losses
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.ext.browse import checking
@@ -151,7 +150,7 @@ def unwatched(_label: str, _size: int) -> Iterator[Callable[[int], None]]:
 
 def account(root: Path) -> Losses:
     with Store.open(str(root)) as store:
-        return losses(store)
+        return preflight(store).account
 
 
 def compared(root: Path, tmp_path: Path) -> Losses:
@@ -292,7 +291,7 @@ def test_index_entries_of_lost_messages_are_witnesses(version: str,
     gone = sum(place not in there for place in places)
     assert gone > 0
     assert after.account.known_lost > before.account.known_lost
-    assert after.index_lost == before.index_lost - gone
+    assert after.index.lost == before.index.lost - gone
 
 
 def predicted(root: Path, *, full: bool = True) -> Prediction:
@@ -336,9 +335,11 @@ def test_a_damaged_record_counts_whoever_tells_of_it(tmp_path: Path, *, rows: bo
 
 # -- no other module counts -----------------------------------------------------------------------
 
-_COUNTS = {"messages_already_lost", "already_lost_by_topic", "unreachable_by_topic",
-           "lost_by_offsets", "cut_undecided", "messages_undecided", "messages_replaced"}
-_OF_REPAIRS = {"total", "messages", "undecided"}
+_COUNTS = {"unreachable_by_topic", "messages_undecided", "messages_replaced"}
+_COUNTS_OF = {"gone": {"count", "by_topic", "by_offsets"}, "cut": {"undecided"},
+              "log": {"undecided", "replaced"}, "repairs": {"total", "messages", "undecided"},
+              "repair_losses": {"total", "messages", "undecided"}}
+"""Attributes by the name of what has them: the parts of a prediction, the notes of repairs."""
 _FINDERS = {"already", "lost", "gaps", "undecided", "positions"}
 _MAY = ("checks/losses.py", "checks/preflight/", "checks/verify/verify.py", "ext/tiered/",
         "commands/tiered/")
@@ -353,8 +354,7 @@ def _names_losses(tree: ast.AST) -> Iterator[str]:
             of = node.value
             if node.attr in _COUNTS and not (isinstance(of, ast.Name) and of.id == "account"):
                 yield f"line {node.lineno}: .{node.attr}"
-            if node.attr in _OF_REPAIRS and isinstance(of, ast.Attribute) and of.attr in (
-                    "repairs", "repair_losses"):
+            if isinstance(of, ast.Attribute) and node.attr in _COUNTS_OF.get(of.attr, ()):
                 yield f"line {node.lineno}: .{of.attr}.{node.attr}"
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             package, _, name = node.module.rpartition(".")
@@ -372,7 +372,7 @@ def test_no_other_module_counts_lost_messages() -> None:
 
 @together
 def test_the_search_finds_who_counts() -> None:
-    for source in ("start.messages_already_lost + 1", "store.repair_losses.total",
+    for source in ("start.log.gone.count + 1", "start.log.undecided", "store.repair_losses.total",
                    "cover.messages_replaced", "prediction.repairs.messages",
                    "from rmqctl.checks.preflight.lost import Cut"):
         assert len(list(_names_losses(ast.parse(source)))) == 1

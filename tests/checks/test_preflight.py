@@ -64,49 +64,50 @@ def test_the_engine_is_judge(golden, golden_store: GoldenSet):
     prediction = ask(before, golden_store.version, sizes=SHAPE)
 
     assert prediction.starts == expect["loaded"]
-    assert prediction.recovery == ("abnormal" if golden_store.kind.startswith("crash-")
+    assert prediction.broker.recovery == ("abnormal" if golden_store.kind.startswith("crash-")
                                    else "normal")
     if not prediction.starts:
-        assert prediction.truncate_to is None
-        assert prediction.refusals
+        assert prediction.log.truncate_to is None
+        assert prediction.broker.refusals
         assert not prediction.harmless
         return
-    assert prediction.truncate_to == expect["maxPhyOffsetAfterLoad"]
+    assert prediction.log.truncate_to == expect["maxPhyOffsetAfterLoad"]
     gone = {name for structure in ("commitlog", "consumequeue", "index")
             for name in files(before, structure) - files(after, structure)}
-    assert set(prediction.doomed) == gone
-    assert prediction.checkpoint == page.parse((after / "checkpoint").read_bytes())
+    assert set(prediction.broker.doomed) == gone
+    assert prediction.broker.checkpoint == page.parse((after / "checkpoint").read_bytes())
     queues = {f"{queue['topic']}-{queue['queueId']}": queue["max"] for queue in expect["queues"]
               if queue["max"]}
-    assert {key: end for key, end in prediction.table.items() if end} == queues
+    assert {key: end for key, end in prediction.queues.table.items() if end} == queues
 
     end = expect["maxPhyOffsetAfterLoad"]
     lost = Counter(topic for at, topic in intact(before) if at >= end)
-    assert prediction.lost_by_topic == dict(lost)
-    assert prediction.messages_lost == lost.total() == len(prediction.lost_first)
+    assert prediction.log.cut.by_topic == dict(lost)
+    assert prediction.log.cut.count == lost.total() == len(prediction.log.cut.first)
     kept = {(at, topic) for at, topic in intact(before) if at < end}
     rowed = {(row[1], row[4]) for queue in expect["queues"] for row in queue["messages"]}
-    assert prediction.unreachable_by_topic == dict(Counter(topic for _, topic in kept - rowed))
+    assert prediction.queues.unreachable_by_topic == dict(
+        Counter(topic for _, topic in kept - rowed))
     # Rows that lead to nothing whole tell of messages that were lost before.
     whole = {at for at, _ in intact(before)}
     gone_before = [topic for topic, places in row_places(before).items()
                    for at in places - whole]
-    assert prediction.already_lost_by_topic == dict(Counter(gone_before))
-    assert prediction.messages_already_lost == len(gone_before)
+    assert prediction.log.gone.by_topic == dict(Counter(gone_before))
+    assert prediction.log.gone.count == len(gone_before)
     assert prediction.start_is_harmless == (
-        not lost and kept <= rowed and not (gone_before and prediction.rows_cut)
-        and not prediction.index_lost)
+        not lost and kept <= rowed and not (gone_before and prediction.queues.cut)
+        and not prediction.index.lost)
     assert prediction.harmless == (prediction.start_is_harmless and not gone_before)
     # The same by queue, as consumers count.
-    assert prediction.queue_losses is not None
+    assert prediction.queues.losses is not None
     assert {f"{topic}-{queue}": queue_loss.end
-            for (topic, queue), queue_loss in prediction.queue_losses.items()
+            for (topic, queue), queue_loss in prediction.queues.losses.items()
             if queue_loss.end} == queues
-    for name, counted in (("cut", prediction.lost_by_topic),
-                          ("lost", prediction.already_lost_by_topic),
-                          ("without_row", prediction.unreachable_by_topic)):
+    for name, counted in (("cut", prediction.log.cut.by_topic),
+                          ("lost", prediction.log.gone.by_topic),
+                          ("without_row", prediction.queues.unreachable_by_topic)):
         by_topic: Counter[str] = Counter()
-        for (topic, _), queue_loss in prediction.queue_losses.items():
+        for (topic, _), queue_loss in prediction.queues.losses.items():
             by_topic[topic] += getattr(queue_loss, name).count()
         assert dict(+by_topic) == counted, name
 
@@ -126,8 +127,8 @@ def row_places(root):
 def test_a_sound_store_loses_nothing(golden, golden_store: GoldenStore):
     prediction = ask(golden(golden_store.id), golden_store.version, golden_store.commitlog_dirs)
     assert prediction.harmless
-    assert (prediction.messages_lost, prediction.unreachable, prediction.rows_cut,
-            prediction.doomed) == (0, 0, 0, [])
+    assert (prediction.log.cut.count, prediction.queues.unreachable, prediction.queues.cut,
+            prediction.broker.doomed) == (0, 0, 0, [])
     assert not [action for action in prediction.actions if action.target != "checkpoint"]
 
 
@@ -138,12 +139,12 @@ def test_duplicates_and_lost_entries_of_the_index(golden, golden_store: GoldenSe
         return
     before, after = (_entries(golden(golden_store.id) / state) for state in ("before", "after"))
     lost = before - after
-    assert prediction.index_lost == sum(count for (_, place), count in lost.items()
-                                        if place < prediction.truncate_to)
+    assert prediction.index.lost == sum(count for (_, place), count in lost.items()
+                                        if place < prediction.log.truncate_to)
     if golden_store.kind.endswith(("crash-live", "crash-cqlag")):
-        assert prediction.index_entries > 0
-        assert prediction.index_discarded > 0
-    assert prediction.index_duplicates == sum(
+        assert prediction.index.entries > 0
+        assert prediction.index.discarded > 0
+    assert prediction.index.duplicates == sum(
         count - before[key] for key, count in after.items() if 0 < before[key] < count)
 
 
@@ -199,7 +200,7 @@ def test_what_a_broker_loads(golden_copy, name: str):
     change(root)
     for version, starts in zip(("4.9.3", "5.3.3"), (old, new), strict=True):
         prediction = ask(root, version, sizes=SHAPE)
-        assert prediction.starts is starts, (version, prediction.refusals)
+        assert prediction.starts is starts, (version, prediction.broker.refusals)
         assert prediction.harmless is starts
         if not starts:
             assert prediction.actions
@@ -210,8 +211,8 @@ def test_an_empty_last_file_is_deleted(golden_copy):
     root = golden_copy(CRASH)
     _empty_next(root)
     prediction = ask(root, "5.3.3", sizes=SHAPE)
-    assert prediction.doomed[0] == str(_last(root).relative_to(root))
-    assert any("5.1.3" in difference for difference in prediction.differences)
+    assert prediction.broker.doomed[0] == str(_last(root).relative_to(root))
+    assert any("5.1.3" in difference for difference in prediction.broker.differences)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -224,11 +225,11 @@ def test_an_empty_log_destroys_every_queue(golden_copy, version: str, abort: boo
         (root / "abort").touch()
     prediction = ask(root, version)
     assert prediction.starts
-    assert prediction.truncate_to == 0
+    assert prediction.log.truncate_to == 0
     destroyed = {action.target for action in prediction.actions if action.action == "destroy"}
     assert destroyed == {str(path.parent.relative_to(root))
                          for path in (root / "consumequeue").rglob("*") if path.is_file()}
-    assert prediction.rows_lost > 0
+    assert prediction.queues.lost > 0
     assert not prediction.harmless
 
 
@@ -244,7 +245,7 @@ def test_a_single_deleted_queue_never_comes_back(golden_copy, version: str):
         rows = queue.written
     shutil.rmtree(root / "consumequeue" / topic / str(queue_id))
     prediction = ask(root, version)
-    assert (prediction.messages_lost, prediction.unreachable_by_topic) == (0, {topic: rows})
+    assert (prediction.log.cut.count, prediction.queues.unreachable_by_topic) == (0, {topic: rows})
     assert not prediction.harmless
 
 
@@ -258,7 +259,7 @@ def test_topics_that_were_deleted_are_no_loss(golden_copy):
              for name in others}
     (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))
     prediction = ask(root)
-    assert prediction.unreachable == 0
+    assert prediction.queues.unreachable == 0
     assert prediction.harmless
     assert "deleted topics are not counted" in " ".join(prediction.notes)
 
@@ -271,8 +272,8 @@ def test_a_queue_of_fillers_counts_as_dispatched_up_to_2_gib(golden_copy):
     filler = (0).to_bytes(8) + (0x7FFFFFFF).to_bytes(4) + (0).to_bytes(8)
     (folder / f"{0:020d}").write_bytes(filler * 22)
     prediction = ask(root, "4.9.3", sizes=SHAPE)
-    assert prediction.rows_added == 0
-    assert prediction.unreachable == 274
+    assert prediction.queues.added == 0
+    assert prediction.queues.unreachable == 274
 
 
 # -- the log --------------------------------------------------------------------------------------
@@ -280,9 +281,9 @@ def test_a_queue_of_fillers_counts_as_dispatched_up_to_2_gib(golden_copy):
 
 def test_v2_records_end_the_log_of_an_old_broker(golden):
     prediction = ask(golden("5.3.3/v2topic/store"), "4.9.3")
-    assert prediction.messages_lost > 0
-    assert "v2 record" in prediction.stop_reason
-    assert any("5.1.0" in difference for difference in prediction.differences)
+    assert prediction.log.cut.count > 0
+    assert "v2 record" in prediction.log.stop_reason
+    assert any("5.1.0" in difference for difference in prediction.broker.differences)
 
 
 def test_a_missing_middle_file(golden_copy):
@@ -291,16 +292,16 @@ def test_a_missing_middle_file(golden_copy):
     sorted((root / "commitlog").iterdir())[2].unlink()
     prediction = ask(root, "4.9.3", sizes=SHAPE)
     assert not prediction.starts
-    assert "start-up hangs" in prediction.refusals[0]
+    assert "start-up hangs" in prediction.broker.refusals[0]
     again = ask(root, "5.3.3", sizes=SHAPE)
     assert again.starts
-    assert again.truncate_to == 183565
+    assert again.log.truncate_to == 183565
 
 
 def test_a_record_that_lies_about_its_place_is_taken(golden_copy):
     root = golden_copy(CRASH)
     with Store.open(root) as store:
-        end = ask(root, sizes=SHAPE).truncate_to
+        end = ask(root, sizes=SHAPE).log.truncate_to
         starts = [int(at) for batch in store.log.walk(163840, end) for at in batch.offset]
     wrong = starts[3]
     path = root / "commitlog" / f"{163840:020d}"
@@ -308,7 +309,7 @@ def test_a_record_that_lies_about_its_place_is_taken(golden_copy):
         file.seek(wrong - 163840 + 28)
         file.write((5).to_bytes(8))
     prediction = ask(root, sizes=SHAPE)
-    assert prediction.truncate_to == end
+    assert prediction.log.truncate_to == end
     assert str(wrong) in " ".join(prediction.notes)
 
 
@@ -364,9 +365,9 @@ def test_quick_reads_no_more_than_the_broker(golden_copy):
     root = golden_copy("5.3.3/crash-nocq/before")
     with Store.open(root, (), SHAPE) as store:
         quick, full = preflight(store, full=False), preflight(store)
-    assert full.unreachable == 105
-    assert quick.unreachable == 0
-    assert quick.truncate_to == full.truncate_to
+    assert full.queues.unreachable == 105
+    assert quick.queues.unreachable == 0
+    assert quick.log.truncate_to == full.log.truncate_to
     assert "only in the part of the log that the broker reads" in quick.notes[-1]
 
 
@@ -378,8 +379,8 @@ def test_rows_that_a_wild_row_takes_along(golden_copy):
     data[0] ^= 0x40
     path.write_bytes(data)
     prediction = ask(root, sizes=SHAPE)
-    assert str(path.relative_to(root)) in prediction.doomed
-    assert prediction.unreachable_by_topic == {"TP_pay_Topic": 3}
+    assert str(path.relative_to(root)) in prediction.broker.doomed
+    assert prediction.queues.unreachable_by_topic == {"TP_pay_Topic": 3}
 
 
 def test_one_next_command_where_something_is_lost(golden):

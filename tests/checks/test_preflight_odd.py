@@ -52,9 +52,9 @@ def test_a_queue_that_goes_on_with_an_empty_file_stops_5x(golden, tmp_path):
     prediction = ask(root, "5.3.3")
     assert not prediction.starts
     assert not prediction.harmless
-    assert [refusal.split(":")[0] for refusal in prediction.refusals] == empty
-    assert "correctMinOffset" in prediction.refusals[0]
-    assert any("5.0.0" in difference for difference in prediction.differences)
+    assert [refusal.split(":")[0] for refusal in prediction.broker.refusals] == empty
+    assert "correctMinOffset" in prediction.broker.refusals[0]
+    assert any("5.0.0" in difference for difference in prediction.broker.differences)
     assert ask(root, "4.9.3").starts
 
 
@@ -80,7 +80,7 @@ def test_rows_that_come_again_save_the_start(golden_copy):
     damage.checkpoint_zero(root)
     prediction = ask(root, "5.3.3")
     assert prediction.starts
-    assert prediction.rows_added > 0
+    assert prediction.queues.added > 0
 
 
 @pytest.mark.parametrize("folder", ["commitlog", "consumequeue"])
@@ -97,7 +97,7 @@ def test_an_empty_file_that_sorts_last_is_deleted_whatever_its_name(
     target = str((where / name).relative_to(root))
     prediction = ask(root, "5.3.3")
     assert prediction.starts == starts
-    assert (target in prediction.doomed) == starts
+    assert (target in prediction.broker.doomed) == starts
     assert not ask(root, "4.9.3").starts
     if starts:
         assert prediction.harmless
@@ -126,7 +126,7 @@ def test_files_of_one_name_that_differ_are_a_risk(golden_copy, version: str):
     count = twin(root, empty=True)
     prediction = ask(root, version, TWO)
     assert count > 0
-    assert prediction.messages_lost + prediction.shadowed == count
+    assert prediction.log.cut.count + prediction.log.shadowed == count
     assert not prediction.harmless
     assert any("same name" in note for note in prediction.notes)
 
@@ -135,7 +135,7 @@ def test_files_of_one_name_and_content_cost_nothing(golden_copy):
     root = golden_copy("5.3.3/multipath/store")
     twin(root, empty=False)
     prediction = ask(root, "5.3.3", TWO)
-    assert prediction.shadowed == 0
+    assert prediction.log.shadowed == 0
     assert any("same name" in note for note in prediction.notes)
     assert not any("not all of them hold" in note for note in prediction.notes)
 
@@ -163,7 +163,8 @@ def test_files_beyond_the_end_are_not_looked_up_in_each_other(golden_copy, monke
     compared = []
     monkeypatch.setattr(StoreFile, "__eq__", lambda self, other: compared.append(self) or (
         self is other))
-    assert len([message for message in ask(root, "5.3.3").doomed if "commitlog" in message]) >= 100
+    doomed = ask(root, "5.3.3").broker.doomed
+    assert len([path for path in doomed if "commitlog" in path]) >= 100
     assert len(compared) < 500
 
 

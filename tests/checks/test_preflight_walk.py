@@ -147,7 +147,7 @@ def test_the_walk_ends_where_a_brokers_does(golden_copy, seed: int):
                 assert walk.end == log_end(files[number:], asked == "5.3.3"), (asked, number)
         with Store.open(root, (), SHAPE) as store:
             prediction = preflight(store, asked)
-        assert prediction.truncate_to is not None
+        assert prediction.log.truncate_to is not None
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -172,5 +172,6 @@ def test_any_bytes_anywhere_are_survived(golden_copy, seed: int):
     for asked in VERSIONS:
         with Store.open(root) as store:
             prediction = preflight(store, asked)
-        assert prediction.starts == (prediction.truncate_to is not None and not prediction.refusals)
+        assert prediction.starts == (prediction.log.truncate_to is not None
+                                     and not prediction.broker.refusals)
         assert prediction.as_dict()["messages_lost"] >= 0

@@ -75,24 +75,25 @@ def test_preflight_says_what_the_engine_did(golden, golden_store: GoldenSet):
     with Store.open(folder / "before", (), SIZES) as store:
         prediction = preflight(store, "5.3.3")
     assert prediction.starts
-    assert prediction.recovery == ("abnormal" if "-crash" in golden_store.kind else "normal")
-    assert prediction.truncate_to == expect["maxPhyOffsetAfterLoad"]
-    assert prediction.checkpoint == page.parse((folder / "after" / "checkpoint").read_bytes())
+    assert prediction.broker.recovery == ("abnormal" if "-crash" in golden_store.kind else "normal")
+    assert prediction.log.truncate_to == expect["maxPhyOffsetAfterLoad"]
+    after = (folder / "after" / "checkpoint").read_bytes()
+    assert prediction.broker.checkpoint == page.parse(after)
     queues = {f"{queue['topic']}-{queue['queueId']}": queue["max"] for queue in expect["queues"]
               if queue["max"]}
-    assert {key: end for key, end in prediction.table.items() if end} == queues
+    assert {key: end for key, end in prediction.queues.table.items() if end} == queues
     with Store.open(folder / "before") as store:
-        kept = {(int(at), topic) for batch in store.log.walk(0, prediction.truncate_to)
+        kept = {(int(at), topic) for batch in store.log.walk(0, prediction.log.truncate_to)
                 for at, topic, kind in zip(batch.offset, topics(batch),
                                            batch.column("sys_flag") & 12, strict=True)
-                if kind in (0, 8) and at < prediction.truncate_to}
+                if kind in (0, 8) and at < prediction.log.truncate_to}
     beyond = [queue for queue in expect["queues"] if queue["max"] and queue["maxPhysicOffset"] >= (
-        prediction.truncate_to)]
+        prediction.log.truncate_to)]
     notes = [note for note in prediction.notes
              if "keep a last entry" in note or "keeps a last entry" in note]
     assert [note.split(" ", 1)[0] for note in notes] == ([str(len(beyond))] if beyond else [])
     rowed = {(row[1], row[4]) for queue in expect["queues"] for row in queue["messages"]}
-    own = {topic: count for topic, count in prediction.unreachable_by_topic.items()
+    own = {topic: count for topic, count in prediction.queues.unreachable_by_topic.items()
            if not topic.startswith("%LMQ%")}
     assert own == dict(Counter(topic for _, topic in kept - rowed))
 
@@ -370,7 +371,7 @@ def test_a_file_broker_sees_no_queue(golden):
     with Store.open(golden(SOUND)) as store:
         prediction = preflight(store, "4.9.3")
     assert all(action.before == 0 for action in prediction.actions if action.action == "add rows")
-    assert prediction.rows_added == 286
+    assert prediction.queues.added == 286
 
 
 def test_a_store_that_lost_its_data_base_altogether(golden_copy):

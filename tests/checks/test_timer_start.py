@@ -134,7 +134,7 @@ def test_a_wheel_of_another_size_keeps_the_broker_from_starting(
     os.truncate(root / WHEEL, size)
     prediction = ask(root)
     assert not prediction.starts
-    assert "timerwheel" in "".join(prediction.refusals)
+    assert "timerwheel" in "".join(prediction.broker.refusals)
     assert ask(root, version="4.9.3").starts
     rmqctl("recover", root, "--apply", "--yes").expect(0)
     assert (root / WHEEL).read_bytes() == wheel
@@ -146,7 +146,7 @@ def test_a_timer_log_of_another_size_keeps_the_broker_from_starting(
     damage.truncate(root, LOGS[0], FILE_SIZE // 2)
     prediction = ask(root)
     assert not prediction.starts
-    assert LOGS[0] in "".join(prediction.refusals)
+    assert LOGS[0] in "".join(prediction.broker.refusals)
 
 
 # -- the timer log -------------------------------------------------------------------------------

@@ -53,10 +53,10 @@ def judge(golden_copy, seed: int) -> None:
         prediction = preflight(store, version)
         repair.apply(plan_broker(store, version, scratch, lambda: next(clock), given=SIZES,
                                  prediction=prediction))
-    assert prediction.start_file is not None
-    assert prediction.truncate_to is not None
-    model.start(version == "5.3.3", prediction.recovery == "normal",
-                int(Path(prediction.start_file).name), prediction.truncate_to)
+    assert prediction.log.start_file is not None
+    assert prediction.log.truncate_to is not None
+    model.start(version == "5.3.3", prediction.broker.recovery == "normal",
+                int(Path(prediction.log.start_file).name), prediction.log.truncate_to)
     assert prediction.starts == (version == "4.9.3" or not any(
         queue.refuses for queue in model.queues.values()))
     if not prediction.starts:
@@ -64,7 +64,7 @@ def judge(golden_copy, seed: int) -> None:
     for (topic, queue_id), queue in model.queues.items():
         folder = root / "consumequeue" / topic / str(queue_id)
         assert (units(folder) if folder.is_dir() else {}) == queue.files
-        assert prediction.table.get(f"{topic}-{queue_id}", 0) == queue.end
+        assert prediction.queues.table.get(f"{topic}-{queue_id}", 0) == queue.end
 
 
 def harm(root: Path, rng: random.Random) -> None:

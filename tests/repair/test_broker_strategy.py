@@ -50,7 +50,7 @@ def broker(tmp_path: Path) -> PlanOf:
                 for action in plan.actions] == [
             (action.action, action.target, action.reason, action.before, action.after)
             for action in prediction.actions]
-        assert len(plan.messages_lost) == prediction.messages_lost
+        assert len(plan.messages_lost) == prediction.log.cut.count
         return plan
 
     return run
@@ -208,17 +208,17 @@ def test_what_was_said_of_the_queues_is_what_comes_out(golden_copy, broker: Plan
         return
     with Store.open(root, (), Sizes(None, 440, 100, 200)) as store:
         after = preflight(store, version)
-    assert after.recovery == "normal"
-    if after.truncate_to != prediction.truncate_to:
+    assert after.broker.recovery == "normal"
+    if after.log.truncate_to != prediction.log.truncate_to:
         # The next start may begin with an earlier file, and meet other damage.
         assert version == "4.9.3"
-        assert (after.start_file or "") < (prediction.start_file or "")
+        assert (after.log.start_file or "") < (prediction.log.start_file or "")
         return
     if any("wrong queue offset" in action.reason for action in prediction.actions):
         return  # what lies behind misplaced rows passes for rows at the next start
-    ends = {key: end for key, end in prediction.table.items() if end}
-    assert {key: end for key, end in after.table.items() if end} == ends
-    assert after.unreachable_by_topic == prediction.unreachable_by_topic
+    ends = {key: end for key, end in prediction.queues.table.items() if end}
+    assert {key: end for key, end in after.queues.table.items() if end} == ends
+    assert after.queues.unreachable_by_topic == prediction.queues.unreachable_by_topic
 
 
 def _harm(root: Path, rng: random.Random) -> None:

@@ -39,10 +39,10 @@ def test_rows_come_back_and_stay(tmp_path: Path, name: str, state: str, version:
     run("verify", store, "--only", "commitlog,consumequeue,index").expect(0)
     with Store.open(store) as opened:
         predicted = preflight(opened, version)
-    assert predicted.unreachable == predicted.rows_cut == 0
+    assert predicted.queues.unreachable == predicted.queues.cut == 0
     # As 4.9.3 has them, which loses none.
     expect = engine.load(layout_set(f"{version}/dledger-crash-nocq") / "expect.json")
-    assert {key: end for key, end in predicted.table.items() if end} == {
+    assert {key: end for key, end in predicted.queues.table.items() if end} == {
         f"{queue.topic}-{queue.queue_id}": queue.max for queue in expect.queues if queue.max}
     run("undo", store, "--yes").expect(0)
     assert log_of(store) == log

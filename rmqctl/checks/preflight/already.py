@@ -40,6 +40,7 @@ import numpy as np
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.offset_runs import OffsetRuns, joined
+from rmqctl.checks.preflight.effects import GoneMessages
 from rmqctl.checks.preflight.gaps import DamagedBytes, LogGaps, OffsetGap
 from rmqctl.checks.preflight.lost import collect
 from rmqctl.checks.preflight.positions import OffsetJudge, WalkFacts
@@ -234,39 +235,40 @@ class AlreadyLost:
         self._end = max(self._end, looked_from)
         self._count_rows()
         # Messages in the log that no consumer can decode.
-        predicted.undecodable = len(self._undecodable)
-        if predicted.undecodable:
+        predicted.log.undecodable = len(self._undecodable)
+        if predicted.log.undecodable:
             predicted.notes.append(
                 Phrase(
                     "{count:,} intact message at {first} has a header that clients cannot decode; "
                     "consumers lose it and the rest of that pull",
                     "{count:,} intact messages, the first at {first}, have a header that clients "
                     "cannot decode; consumers lose each of them and the rest of its pull",
-                    count=predicted.undecodable, first=min(self._undecodable)))
+                    count=predicted.log.undecodable, first=min(self._undecodable)))
         if not log.files and any(state.disk_end for state in self._queues.states):
             predicted.notes.append(
                 Phrase(
                     "consume queue entries point to messages, but there are no log files: is the "
                     "log elsewhere (--commitlog-dir) or not mounted?"))
         unclear = 0 if counts_only else self._note_stale(predicted, log)
-        predicted.messages_undecided = self._undecided.count + unclear
+        predicted.log.undecided = self._undecided.count + unclear
         # The end of the log before the damage.
         if cut_off:
-            self._end = min(self._end, predicted.truncate_to or 0)
-        elif predicted.truncate_to is not None and self._is_confirmed():
+            self._end = min(self._end, predicted.log.truncate_to or 0)
+        elif predicted.log.truncate_to is not None and self._is_confirmed():
             self._note_leftover(predicted)
-            if predicted.messages_lost:
+            if predicted.log.cut.count:
                 predicted.notes.append(
                     Phrase(
                         "the checkpoint of the last clean shutdown has exactly this end of the "
                         "log: either an earlier start truncated the intact messages beyond it, or "
                         "the damage is newer than that shutdown; it is unknown which"))
         tail, tail_from = (0, 0) if running else self._lost_at_the_end(
-            may_be_undecided=cut_off or predicted.messages_undecided > 0)
+            may_be_undecided=cut_off or predicted.log.undecided > 0)
         self._settle(log, up_to_end=running or cut_off)
         if not counts_only:
-            predicted.messages_undecided += self._note_contradicted(predicted, log)
+            predicted.log.undecided += self._note_contradicted(predicted, log)
         # Messages that entries, index and committed offsets show, but the log lacks.
+        gone = GoneMessages()
         witnessed = Witnessed()
         for number, state in enumerate(self._queues.states):
             for offset, count, place in () if number in self._sound else self._rows(
@@ -281,30 +283,30 @@ class AlreadyLost:
         only_index, times = self._by_index(predicted, places)
         self.places = _distinct(np.concatenate((self.places, only_index)))
         if len(self.places):
-            predicted.already_lost_places = int(self.places[0]), int(self.places[-1])
+            gone.places = int(self.places[0]), int(self.places[-1])
         gaps, in_gaps = self._by_gaps(log, from_begin=looked_from <= 0,
                                       end=self._end if cut_off else ENDLESS)
         by_offsets = Counter[str]() if running else self._by_positions(predicted, log)
         # The sums: a message counts once, however many structures show it.
         unplaced = len(only_index) - _matched(only_index, gaps)
-        predicted.already_lost_by_topic = dict(sorted((topics + witnessed.more + in_gaps
-                                                       + by_offsets).items()))
-        predicted.messages_already_lost = (topics.total() + witnessed.more.total()
-                                           + in_gaps.total() + max(unplaced, by_offsets.total()))
-        predicted.lost_by_offsets = max(0, by_offsets.total() - unplaced)
+        gone.by_topic = dict(sorted((topics + witnessed.more + in_gaps + by_offsets).items()))
+        gone.count = (topics.total() + witnessed.more.total() + in_gaps.total()
+                      + max(unplaced, by_offsets.total()))
+        gone.by_offsets = max(0, by_offsets.total() - unplaced)
         behind = [gap for gap in gaps if gap.high > tail_from]
-        counted = (int((self.places >= tail_from).sum()) + predicted.lost_by_offsets + sum(
+        counted = (int((self.places >= tail_from).sum()) + gone.by_offsets + sum(
             gap.offsets.count() for gap in behind) - _matched(
                 only_index[only_index >= tail_from], behind))
-        predicted.lost_at_end = max(0, tail - counted)
-        predicted.messages_already_lost += predicted.lost_at_end
-        predicted.lost_at_least = bool(predicted.lost_at_end) and not self._store.nodes
-        if predicted.lost_at_least:
+        gone.at_end = max(0, tail - counted)
+        gone.count += gone.at_end
+        gone.at_least = bool(gone.at_end) and not self._store.nodes
+        if gone.at_least:
             predicted.notes.append(Phrase(
                 "the checkpoint is later than every message in the log: at least one message at "
                 "the end is lost; how many is unknown"))
-        if predicted.messages_already_lost and not counts_only:
-            self._times(predicted, log, places, times)
+        predicted.log.gone = gone
+        if gone.count and not counts_only:
+            gone.earliest, gone.latest = self._times(log, places, times)
             if log.files:
                 self._elsewhere(predicted, log, places)
 
@@ -587,7 +589,9 @@ class AlreadyLost:
         positions = OffsetJudge(self._store, self._queues, WalkFacts(
             log, self._end, int((self._ends - self._starts)[inside].sum()), self._seen,
             self._accepted[-1][1] if self._accepted else None))
-        lost = positions.judge(predicted)
+        lost, predicted.consumers = positions.judge(predicted.log.truncate_to,
+                                                    starts=predicted.starts)
+        predicted.notes += predicted.consumers.notes
         noted = self._store.repair_losses.messages
         if lost.total() <= noted:
             return Counter()
@@ -600,10 +604,10 @@ class AlreadyLost:
 
     # -- when and where -------------------------------------------------------------------------
 
-    def _times(self, predicted: Prediction, log: CommitLog, places: Array,
-               indexed: tuple[int, int] | None) -> None:
-        """Set the range of store times (ms) of all lost messages. The range comes from the messages
-        before and after them, or from the index entries (``indexed``).
+    def _times(self, log: CommitLog, places: Array,
+               indexed: tuple[int, int] | None) -> tuple[int | None, int | None]:
+        """Return the range of store times (ms) of all lost messages. The range comes from the
+        messages before and after them, or from the index entries (``indexed``).
         """
         before = after = None
         if len(places):
@@ -613,7 +617,7 @@ class AlreadyLost:
         if indexed is not None:
             before = indexed[0] if before is None else before
             after = indexed[1] if after is None else after
-        predicted.already_lost_from, predicted.already_lost_to = before, after
+        return before, after
 
     def _neighbour(self, log: CommitLog, place: int, *, before: bool) -> int | None:
         """Return the store time (ms) of the last message before a position, or of the first message

@@ -30,7 +30,7 @@ def by_queue(predicted: Prediction, queues: RecoveredQueues, already: AlreadyLos
         cut = OffsetRuns() if lost is None else lost.offsets.get(number) or OffsetRuns()
         if lost is not None and state.key[0].startswith(LMQ_PREFIX):
             cut = _cut_rows(state).without(gone)
-        end = state.end if state.kind == PLAIN else batch_end(state, predicted.truncate_to)
+        end = state.end if state.kind == PLAIN else batch_end(state, predicted.log.truncate_to)
         losses = QueueLosses(end, gone, cut, rowless.get(number) or OffsetRuns(),
                              already.undecodable_offsets.get(number) or OffsetRuns(),
                              state.blanked, queues.least_made(state))

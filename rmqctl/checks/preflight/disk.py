@@ -21,8 +21,9 @@ from rmqctl import vfs
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.losses import MESSAGES, Loss
 from rmqctl.checks.preflight.around import StartEnvironment
+from rmqctl.checks.preflight.effects import DiskUse
 from rmqctl.checks.preflight.lost import intact
-from rmqctl.checks.preflight.types import DiskUse, Prediction
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import StoreIOError
 from rmqctl.files.disk_usage import BLOCK
 from rmqctl.formats.local.delay import java_int
@@ -181,9 +182,9 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
     """Add the effects of the cleaner to a prediction.
     Raises: StoreIOError.
     """
-    disk, predicted.refuses_writes = disk_use(store, Rules.of(store, version), _files(
-        predicted, store), around, predicted.messages)
-    predicted.disk = disk
+    disk, predicted.broker.refuses_writes = disk_use(store, Rules.of(store, version), _files(
+        predicted, store), around, predicted.log.messages)
+    predicted.broker.disk = disk
     # Deletion before the time is a loss; the rest is only reported.
     deleted, ratio = disk.deletes_files, disk.used_ratio
     if deleted > disk.expires_files:
@@ -254,9 +255,9 @@ def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
     """Return the log files that the cleaner may delete after the start: all remaining files except
     the last one.
     """
-    doomed = {os.path.join(store.root, name) for name in predicted.doomed}
-    end = predicted.truncate_to
-    return [file for file in predicted.loaded_log if file.path not in doomed
+    doomed = {os.path.join(store.root, name) for name in predicted.broker.doomed}
+    end = predicted.log.truncate_to
+    return [file for file in predicted.log.loaded if file.path not in doomed
             and (end is None or file.base <= end)][:-1]
 
 

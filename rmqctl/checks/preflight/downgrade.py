@@ -72,8 +72,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
     version = version_of(predicted.broker_version)
     without_timer = not version.timer and any(
         loss.what == TIMERS for loss in predicted.other_losses)
-    unread = "v2 record" in predicted.stop_reason or bool(
-        predicted.unreachable and store.queues.batch and not version.batch_queues)
+    unread = "v2 record" in predicted.log.stop_reason or bool(
+        predicted.queues.unreachable and store.queues.batch and not version.batch_queues)
     for feature, loss in downgrade_losses(store, predicted.broker_version):
         unread = True
         by_hand = None if feature in CONFIG_DATABASES else Phrase(

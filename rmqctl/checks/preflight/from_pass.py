@@ -19,6 +19,7 @@ from rmqctl.broker.recovery import as_configured, judge, loaded_log, start_file
 from rmqctl.broker.release import judged
 from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.checks.preflight.already import AlreadyLost
+from rmqctl.checks.preflight.effects import BrokerEffect, LogEffect
 from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.lost import Unreachable, by_queue, units_at
 from rmqctl.checks.preflight.queues import RecoveredQueues
@@ -219,9 +220,10 @@ class _LossCount:
         # Lost messages.
         already = AlreadyLost(self._store, queues)
         already.take(self._walked(start, end, loose, damaged, agreeing))
-        predicted = Prediction(release, "normal" if self._clean else "abnormal", truncate_to=end)
+        predicted = Prediction(release, BrokerEffect("normal" if self._clean else "abnormal"),
+                               LogEffect(truncate_to=end))
         already.judge(predicted, log, unreachable.without_row, running=False, counts_only=True)
-        return predicted.messages_already_lost
+        return predicted.log.gone.count
 
     # -- messages ---------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ def in_words(prediction: Prediction) -> Phrase:
     if prediction.misled:
         costs.append(Phrase("not serve all of this store ({settings})", settings=Joined(
             ", ", dict.fromkeys(setting.setting for setting in prediction.misled))))
-    if account.cut and prediction.log_unopened:
+    if account.cut and prediction.broker.log_unopened:
         costs.append(Phrase("not read {count:,} intact message",
                             "not read {count:,} intact messages", count=account.cut))
     elif account.cut:
@@ -48,22 +48,22 @@ def in_words(prediction: Prediction) -> Phrase:
         costs.append(Phrase("leave {count:,} message without a consume queue entry",
                             "leave {count:,} messages without a consume queue entry",
                             count=account.without_entry))
-    if prediction.shadowed:
+    if prediction.log.shadowed:
         costs.append(Phrase("possibly not find {count:,} message in duplicate log files",
                             "possibly not find {count:,} messages in duplicate log files",
-                            count=prediction.shadowed))
-    if prediction.undecodable:
+                            count=prediction.log.shadowed))
+    if prediction.log.undecodable:
         costs.append(Phrase("serve {count:,} message that clients cannot decode",
                             "serve {count:,} messages that clients cannot decode",
-                            count=prediction.undecodable))
-    if prediction.rows_lost:
+                            count=prediction.log.undecodable))
+    if prediction.queues.lost:
         costs.append(Phrase("delete all consume queues ({rows:,} entries)",
-                            rows=prediction.rows_lost))
-    if prediction.second_start is not None:
+                            rows=prediction.queues.lost))
+    if prediction.broker.second_start is not None:
         costs.append(Phrase("keep {count:,} message that the next start loses",
                             "keep {count:,} messages that the next start loses",
-                            count=prediction.second_start.messages_lost))
-    if account.known_lost and prediction.rows_cut and not costs:
+                            count=prediction.broker.second_start.messages_lost))
+    if account.known_lost and prediction.queues.cut and not costs:
         costs.append(Phrase("delete the entries that prove this loss"))
     also = prediction.also_loses
     if costs and also is not None:
@@ -71,20 +71,20 @@ def in_words(prediction: Prediction) -> Phrase:
     # Without any cost, say so; how certain this is depends on what could be judged.
     costless = Phrase("lose nothing more") if gone and also is None else (
         prediction.costless if not prediction.not_judged else Phrase("truncate no message")
-        if prediction.truncate_to is not None else Phrase("possibly truncate messages"))
+        if prediction.log.truncate_to is not None else Phrase("possibly truncate messages"))
     # Add what costs no message but needs attention.
     beyond = []
-    if prediction.refuses_writes:
+    if prediction.broker.refuses_writes:
         beyond.append(Phrase("the broker rejects messages: its disk is full"))
-    groups = {offset.group for offset in prediction.offsets_beyond_end}
+    groups = {offset.group for offset in prediction.consumers.beyond_end}
     if groups:
         beyond.append(Phrase("offsets of {count:,} group would be beyond the end of a queue",
                              "offsets of {count:,} groups would be beyond the end of a queue",
                              count=len(groups)))
-    if prediction.messages_damaged:
+    if prediction.log.damaged:
         beyond.append(Phrase("{count:,} message has damaged properties",
                              "{count:,} messages have damaged properties",
-                             count=prediction.messages_damaged))
+                             count=prediction.log.damaged))
     return Joined("; ", [*gone, Phrase("{broker} would start and {what}", broker=broker,
                                        what=Joined(" and ", costs or [costless])), *beyond])
 

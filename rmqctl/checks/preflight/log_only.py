@@ -56,7 +56,7 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
         "consume queues show"}
     if not store.layout.reads(CONFIG):
         predicted.not_judged[CONFIG] = store.layout.unread[CONFIG]
-    predicted.unreachable = None
+    predicted.queues.unreachable = None
     with closing(loaded_log(store, version)) as log:
         damage = _look(predicted, log)
         if damage is not None:
@@ -64,7 +64,7 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
         if not predicted.starts:
             return
         if not log.files:
-            predicted.truncate_to, predicted.stop_reason = 0, "the log has no files"
+            predicted.log.truncate_to, predicted.log.stop_reason = 0, "the log has no files"
             return
         _recover(store, version, predicted, log)
         _actions(store, predicted, log, loading)
@@ -77,11 +77,11 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
     count, places, first = MessageCounts(), 0, None
     for batch in log.walk():
         bad = [span.offset for span in batch.spans if span.kind == DAMAGED]
-        predicted.messages_undecided += sum(len(span.doubtful) for span in batch.spans)
+        predicted.log.undecided += sum(len(span.doubtful) for span in batch.spans)
         if len(batch):
             good = intact(batch)
             count.add(batch)
-            predicted.undecodable += int((good & undecodable(batch)).sum())
+            predicted.log.undecodable += int((good & undecodable(batch)).sum())
             bad += batch.offset[~good].tolist()
         places += len(bad)
         if bad and first is None:
@@ -96,8 +96,8 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
     """Determine the end of the log after recovery, and the messages that are lost beyond it."""
     # The files in which a recovery may begin; after a clean end older brokers ignore the queues.
     if not store.has_abort and not version.normal_by_queues:
-        number, predicted.start_reason = start_file(store, log, version, -1)
-        predicted.start_file = relative(store, log.files[number].path)
+        number, predicted.log.start_reason = start_file(store, log, version, -1)
+        predicted.log.start_file = relative(store, log.files[number].path)
         starts = [number]
     else:
         starts = [number for number in range(len(log.files)) if not number
@@ -105,14 +105,9 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
     # The end of the log for each of them.
     ends = possible_ends(log, starts, version)
     costs = [TailMessages(log, end.offset) for end in ends]
-    sure = costs[-1]
-    predicted.messages_lost, predicted.cut_undecided = sure.total, sure.undecided
-    predicted.lost_by_topic = dict(sorted(sure.by_topic.items()))
-    predicted.lost_first = sure.first
-    if sure.times:
-        predicted.lost_from, predicted.lost_to = sure.times
+    predicted.log.cut = costs[-1].as_cut()  # the least that is lost
     if len(ends) == 1:
-        predicted.truncate_to, predicted.stop_reason = ends[0].offset, ends[0].why
+        predicted.log.truncate_to, predicted.log.stop_reason = ends[0].offset, ends[0].why
     else:
         predicted.notes.append("where recovery begins, and so where the log ends, depends on files "
                                "that rmqctl does not read: " + "; ".join(
@@ -153,10 +148,10 @@ def _actions(store: Store, predicted: Prediction, log: CommitLog, loading: Load)
     """Add those actions of the start that do not depend on the consume queues."""
     saved = checkpoint(store)
     actions.emptied(predicted, store, loading)
-    if predicted.truncate_to is not None:
+    if predicted.log.truncate_to is not None:
         actions.cut_log(predicted, store, log)
-    actions.discarded(predicted, store, LoadedIndex(store, not store.has_abort,
-                                                    saved.index_msg_timestamp))
+    predicted.index.discarded = actions.discarded(
+        predicted, store, LoadedIndex(store, not store.has_abort, saved.index_msg_timestamp))
     predicted.notes.append(
         "the checkpoint is missing: recovery creates it" if store.checkpoint is None else
         "what recovery writes to the checkpoint depends on the consume queues")

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.checks.offset_runs import OffsetRuns
+from rmqctl.checks.preflight.effects import CutMessages, LostMessage
 from rmqctl.checks.preflight.queues import BatchClaims, RecoveredQueues
-from rmqctl.checks.preflight.types import LostMessage, Prediction
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.formats.local.consume_queue import FILLER, UNIT
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.phrases import Phrase
@@ -90,8 +91,8 @@ class MessageCounts:
 
     def fill(self, predicted: Prediction) -> None:
         """Copy the figures into a prediction, with a note on damaged records."""
-        predicted.messages, predicted.messages_replaced = self.intact, self.replaced
-        predicted.messages_damaged = self.damaged
+        predicted.log.messages, predicted.log.replaced = self.intact, self.replaced
+        predicted.log.damaged = self.damaged
         if self.damaged:
             predicted.notes.append(Phrase(
                 "{count:,} message at {first} has damaged properties or does not match its "
@@ -122,6 +123,11 @@ class _Topics:
     @property
     def total(self) -> int:
         return sum(self.by_topic.values())
+
+    def as_cut(self) -> CutMessages:
+        """Return the counted messages as those that a startup truncates."""
+        return CutMessages(self.total, self.undecided, dict(sorted(self.by_topic.items())),
+                           self.first, *self.times)
 
     def _take(self, batch: Batch, rows: Array) -> None:
         self._count(self._columns(batch), rows)

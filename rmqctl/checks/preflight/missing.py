@@ -11,6 +11,7 @@ import numpy as np
 from rmqctl.broker.recovery import default_release, loaded_log
 from rmqctl.broker.versions import version_of
 from rmqctl.checks.preflight.already import AlreadyLost
+from rmqctl.checks.preflight.effects import BrokerEffect
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES
 from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.types import Prediction
@@ -86,7 +87,7 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
             predicted = preflight(store, full=True)
             lost = predicted.account
             return unjudged._replace(
-                known_lost=lost.known_lost, queues=predicted.queue_losses,
+                known_lost=lost.known_lost, queues=predicted.queues.losses,
                 unplaced=lost.known_lost - sum(lost.already_by_topic.values()))
         return unjudged._replace(known_lost=count)
     except (StoreIOError, UsageError):
@@ -115,7 +116,7 @@ def known_beyond(store: Store, end: int) -> Beyond:
     places = looked_from[looked_from >= end]
     predicted = _predicted(store)
     lost = predicted.account
-    return Beyond(min(len(places) + lost.by_offsets + predicted.lost_at_end, lost.known_lost),
+    return Beyond(min(len(places) + lost.by_offsets + predicted.log.gone.at_end, lost.known_lost),
                   places)
 
 
@@ -137,7 +138,7 @@ def known_by_checkpoint(store: Store) -> int:
     A new checkpoint hides the loss.
     """
     try:
-        return _predicted(store).lost_at_end
+        return _predicted(store).log.gone.at_end
     except (StoreIOError, UsageError):
         return 0
 
@@ -150,7 +151,7 @@ def _predicted(store: Store) -> Prediction:
     from rmqctl.checks.preflight.preflight import preflight
 
     predicted = preflight(store, full=False)
-    return preflight(store, full=True) if predicted.messages_lost else predicted
+    return preflight(store, full=True) if predicted.log.cut.count else predicted
 
 
 def _after_the_end(store: Store, seen: RangeResult | None) -> bool:
@@ -171,7 +172,8 @@ def _looked_from(store: Store, start: int, seen: RangeResult | None = None) -> t
     """
     version = version_of(default_release(store))
     holder = store.lock
-    predicted = Prediction(version.name, "abnormal" if store.has_abort else "normal")
+    predicted = Prediction(version.name, BrokerEffect(
+        "abnormal" if store.has_abort else "normal"))
     with closing(loaded_log(store, version)) as log:
         queues = RecoveredQueues(store, version)
         already = AlreadyLost(store, queues)
@@ -185,4 +187,4 @@ def _looked_from(store: Store, start: int, seen: RangeResult | None = None) -> t
         for batch in log.walk(start, whole=True):
             already.look(batch)
         already.judge(predicted, log, {}, holder.held and holder.pid != os.getpid(), start)
-    return predicted.messages_already_lost, already.places
+    return predicted.log.gone.count, already.places

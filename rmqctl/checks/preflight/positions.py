@@ -22,8 +22,8 @@ from typing import NamedTuple
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.metadata.queues import OffsetBeyondEnd, offsets_beyond
+from rmqctl.checks.preflight.effects import ConsumerEffect
 from rmqctl.checks.preflight.queues import RecoveredQueues
-from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.formats.local.message import MIN_SIZE
@@ -76,17 +76,19 @@ class OffsetJudge:
         self.lost: dict[int, tuple[int, int]] = {}
         """By queue number, the half-open range of queue offsets of the messages counted as lost."""
 
-    def judge(self, predicted: Prediction) -> Counter[str]:
-        """Return the number of lost messages by topic; set ``offsets_beyond_end`` of the prediction
-        and add notes on uncertain losses.
+    def judge(self, truncate_to: int | None, *, starts: bool) -> (
+            tuple[Counter[str], ConsumerEffect]):
+        """Return (number of lost messages by topic, the offsets that show them or are unclear).
+
+        ``truncate_to``: the end of the log after the startup; ``starts``: whether the broker
+        starts.
         """
         # Offsets beyond the end of their queue, and beyond the known losses.
         numbers = {state.key: number for number, state in enumerate(self._queues.states)
                    if state.kind == PLAIN}
-        predicted.offsets_beyond_end += offsets_beyond(self._store, self._end_of(
-            numbers, predicted))
+        beyond_end = [*offsets_beyond(self._store, self._end_of(numbers, truncate_to, starts))]
         by_queue: dict[int, list[_OffsetBeyond]] = {}
-        for position in predicted.offsets_beyond_end:
+        for position in beyond_end:
             number = numbers.get((position.topic, position.queue_id))
             if number is not None and (end := self._known_end(number)) and (
                     position.offset > end):
@@ -114,10 +116,10 @@ class OffsetJudge:
         for beyond in furthest:
             lost[beyond.position.topic] += beyond.missing
             self.lost[beyond.number] = beyond.known_end, beyond.position.offset
-        predicted.positions_unclear = [beyond.position for beyond in (*alone, *without_room)]
-        predicted.position_notes = list(self._notes(furthest, alone, without_room, room))
-        predicted.notes += predicted.position_notes
-        return lost
+        return lost, ConsumerEffect(
+            beyond_end=beyond_end,
+            unclear=[beyond.position for beyond in (*alone, *without_room)],
+            notes=list(self._notes(furthest, alone, without_room, room)))
 
     def _notes(self, furthest: list[_OffsetBeyond], alone: list[_OffsetBeyond],
                without_room: list[_OffsetBeyond], room: int) -> Iterable[str]:
@@ -144,8 +146,8 @@ class OffsetJudge:
                 "existed if the offset was set by hand or comes from elsewhere",
                 count=count, named=_named(furthest))
 
-    def _end_of(self, numbers: dict[tuple[str, int], int],
-                predicted: Prediction) -> Callable[[str, int], int]:
+    def _end_of(self, numbers: dict[tuple[str, int], int], truncate_to: int | None,
+                starts: bool) -> Callable[[str, int], int]:
         """Return a function that returns the end of a queue after startup. If the broker does not
         start, the function returns the current end.
         """
@@ -154,9 +156,9 @@ class OffsetJudge:
         def end(topic: str, queue_id: int) -> int:
             number, batch = numbers.get((topic, queue_id)), batches.get((topic, queue_id))
             if number is None:
-                return 0 if batch is None else batch_end(batch, predicted.truncate_to)
+                return 0 if batch is None else batch_end(batch, truncate_to)
             queue_end = self._queues.states[number].end
-            return queue_end if predicted.starts else max(
+            return queue_end if starts else max(
                 queue_end, self._facts.seen.get(number, 0))
 
         return end

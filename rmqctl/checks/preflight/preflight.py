@@ -35,6 +35,7 @@ from rmqctl.checks.preflight.around import StartEnvironment
 from rmqctl.checks.preflight.by_queue import by_queue
 from rmqctl.checks.preflight.disk import judge_disk
 from rmqctl.checks.preflight.downgrade import judge_downgrade
+from rmqctl.checks.preflight.effects import BrokerEffect
 from rmqctl.checks.preflight.from_pass import SoundLog, sound_pass
 from rmqctl.checks.preflight.index import LoadedIndex
 from rmqctl.checks.preflight.load import Load, load, relative
@@ -114,7 +115,7 @@ def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
 
 def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full: bool,
                        progress: Progress | None, seen: RangeResult | None) -> Prediction:
-    predicted = Prediction(release, "abnormal" if store.has_abort else "normal",
+    predicted = Prediction(release, BrokerEffect("abnormal" if store.has_abort else "normal"),
                            profile=version.name, mendable=store.layout.is_mended)
     holder = store.lock
     running = holder.held and holder.pid != os.getpid()
@@ -123,25 +124,25 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
             "a broker is running; this predicts a start on the current files"))
     if not store.layout.reads(LOG):  # unknown which of several
         predicted.not_judged = dict.fromkeys((LOG, QUEUES, "index"), store.layout.unread[LOG])
-        predicted.unreachable = None
+        predicted.queues.unreachable = None
         return predicted
     predicted.metadata = judge(store, live=running, release=release)
     predicted.notes += predicted.metadata.notes
     predicted.repairs = store.repair_losses
     loading = load(store, version)
     if loading.refusals:
-        predicted.starts = False
         predicted.actions = list(loading.refusals)
-        predicted.refusals = [Phrase("{what}: {why}", what=refusal.target, why=refusal.reason)
-                              for refusal in loading.refusals]
-        predicted.unopened = any(refusal.target == QUEUES for refusal in loading.refusals)
+        predicted.broker.refusals = [
+            Phrase("{what}: {why}", what=refusal.target, why=refusal.reason)
+            for refusal in loading.refusals]
+        predicted.broker.unopened = any(refusal.target == QUEUES for refusal in loading.refusals)
     if not store.layout.reads(QUEUES):
         judge_log(store, version, predicted, loading)
         return predicted
     if not store.layout.reads(CONFIG):  # offsets of groups beyond the end
         predicted.not_judged[CONFIG] = store.layout.unread[CONFIG]
     if loading.refusals:
-        predicted.differences = differences(predicted, loading, store.sizes.conf)
+        predicted.broker.differences = differences(predicted, loading, store.sizes.conf)
         with closing(loaded_log(store, version)) as log:
             queues = RecoveredQueues(store, version)
             already = AlreadyLost(store, queues)
@@ -158,19 +159,20 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
     with closing(loaded_log(store, version)) as log:
         _Start(store, version, predicted, loading, log, full, running, progress,
                seen if full and not running else None).run()
-    predicted.differences = differences(predicted, loading, store.sizes.conf)
+    predicted.broker.differences = differences(predicted, loading, store.sizes.conf)
     return predicted
 
 
 def _judge_consumers(store: Store, version: BrokerVersion, predicted: Prediction,
                      losses: dict[tuple[str, int], QueueLosses], running: bool) -> None:
-    predicted.queue_losses = losses
+    predicted.queues.losses = losses
     if store.layout.reads(CONFIG):
-        unplaced = predicted.messages_already_lost - sum(predicted.already_lost_by_topic.values())
+        unplaced = predicted.log.gone.count - sum(predicted.log.gone.by_topic.values())
         judged = consumers(store, losses, Situation(
             version.generation, store.has_abort, running, version.clamps_delay_offsets), unplaced,
             predicted.metadata.offsets)
-        predicted.consumers = replace(judged, notes=(*judged.notes, *predicted.position_notes))
+        predicted.consumers.groups = replace(
+            judged, notes=(*judged.notes, *predicted.consumers.notes))
 
 
 class _Start:
@@ -182,7 +184,7 @@ class _Start:
         self.store, self.version, self.log = store, version, log
         self.predicted, self.loading = predicted, loading
         self.full, self.running, self.progress = full, running, progress
-        self.clean = predicted.recovery == "normal"
+        self.clean = predicted.broker.recovery == "normal"
         self.saved = checkpoint(store)
         self.queues = RecoveredQueues(store, version)
         self.index = LoadedIndex(store, self.clean, self.saved.index_msg_timestamp)
@@ -206,10 +208,10 @@ class _Start:
     def run(self) -> None:
         # The effect of the start on log and queues.
         predicted = self.predicted
-        predicted.loaded_log = list(self.log.files)
+        predicted.log.loaded = list(self.log.files)
         if not self.log.files:
-            predicted.truncate_to = 0
-            predicted.stop_reason = Phrase("the log has no files")
+            predicted.log.truncate_to = 0
+            predicted.log.stop_reason = Phrase("the log has no files")
         else:
             if self.log.files[-1].head:
                 self._recover_dledger(predicted)
@@ -222,7 +224,7 @@ class _Start:
             self._count(predicted)
             if self.full:
                 self.count.fill(predicted)
-            if not self.full and predicted.messages_lost:
+            if not self.full and predicted.log.cut.count:
                 return
         # Earlier losses, then the effect of both on consumers.
         self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
@@ -232,25 +234,25 @@ class _Start:
             _judge_consumers(self.store, self.version, predicted, by_queue(
                 predicted, self.queues, self.already, self.unreachable, self.lost), self.running)
         # A broker stops at zeros; where intact messages follow them, more was written.
-        if predicted.messages_lost and predicted.stop_reason.startswith("nothing was written"):
-            predicted.stop_reason = Phrase(
+        if predicted.log.cut.count and predicted.log.stop_reason.startswith("nothing was written"):
+            predicted.log.stop_reason = Phrase(
                 "zeros at {where}, which a broker takes for the end of the log",
-                where=predicted.truncate_to)
+                where=predicted.log.truncate_to)
         # Notes on it, and its changes.
         self._notes()
         actions.fill(predicted, self.store, self.log, self.version, self.loading, self.queues,
                      self.index, self.walk, self.saved, self.already.gone)
         if self.walk is not None and predicted.starts and self.cut is None:
-            predicted.second_start = second_start(
+            predicted.broker.second_start = second_start(
                 self.store, self.version, self.log, predicted, self.start, self.queues.max_physic)
 
     def _recover(self, predicted: Prediction) -> None:
         # Where recovery begins.
         predicted, log, version = self.predicted, self.log, self.version
         reach = self.queues.max_physic
-        number, predicted.start_reason = start_file(self.store, log, version, reach)
+        number, predicted.log.start_reason = start_file(self.store, log, version, reach)
         start = log.files[number]
-        predicted.start_file = relative(self.store, start.path)
+        predicted.log.start_file = relative(self.store, start.path)
         self.start = start.base
         sound = self.sound = None if self.seen is None else sound_pass(
             self.store, version, log, self.queues, self.seen)
@@ -279,13 +281,14 @@ class _Start:
             if self.progress is not None:
                 self.progress(sound.last - log.min_offset)
         # The end of the log, and the queues truncated there.
-        predicted.truncate_to, predicted.stop_reason = walk.end, walk.stop
+        predicted.log.truncate_to, predicted.log.stop_reason = walk.end, walk.stop
         if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
             self.cut = self.store.cut_off
-            predicted.cut_off = True
+            predicted.log.cut_off = True
         if dispatches and walk.last_valid is not None and (
                 behind is None or walk.last_valid > behind):
-            predicted.dispatch.append(DispatchRange(start.base, walk.end, behind, False, before))
+            predicted.log.dispatch.append(
+                DispatchRange(start.base, walk.end, behind, False, before))
         if reach >= walk.end:
             self.queues.truncate(walk.end)
             self.unreachable.cut(log, walk.end)
@@ -295,13 +298,12 @@ class _Start:
         # DLedger truncates its own log first.
         log, store = self.log, self.store
         self.ledger = ledger = recovered(store, log)
-        predicted.start_file = relative(store, log.files[ledger.number].path)
-        predicted.start_reason = ledger.why
-        predicted.truncate_to, predicted.stop_reason = ledger.end, ledger.stop
+        predicted.log.start_file = relative(store, log.files[ledger.number].path)
+        predicted.log.start_reason = ledger.why
+        predicted.log.truncate_to, predicted.log.stop_reason = ledger.end, ledger.stop
         self.start = cut = ledger.end
         if log.files[-1].base - ledger.end > log.file_size:
-            predicted.starts = False
-            predicted.refusals.append(Phrase(
+            predicted.broker.refusals.append(Phrase(
                 "DLedger would have to truncate more than one file (after {end}); the broker exits "
                 "instead", end=ledger.end))
         if ledger.units:
@@ -316,9 +318,9 @@ class _Start:
         reach, before = self.queues.max_physic, self.queues.positions()
         with closing(ledger.log(log)) as kept:
             if not self.clean and self.version.walks_dledger:
-                walk, predicted.start_reason = record_walk(store, kept, self.version)
+                walk, predicted.log.start_reason = record_walk(store, kept, self.version)
                 self.start = walk.first
-                predicted.start_file = relative(store, walk.path)
+                predicted.log.start_file = relative(store, walk.path)
                 for batch in walk:
                     put = self._dispatch(batch, np.ones(len(batch), bool), odd=False)
                     self.unreachable.add(batch, put)
@@ -327,7 +329,7 @@ class _Start:
                     self._read(batch)
                 cut = walk.end
                 if walk.last_valid is not None:
-                    predicted.dispatch.append(
+                    predicted.log.dispatch.append(
                         DispatchRange(walk.first, ledger.end, None, False, before))
                 for batch in kept.walk(walk.first if walk.last_valid is None
                                        else walk.last_valid + 1):
@@ -354,8 +356,7 @@ class _Start:
         for state in self.queues.states:
             file = state.empty_last
             if file is not None:
-                predicted.starts = False
-                predicted.refusals.append(
+                predicted.broker.refusals.append(
                     Phrase(
                         "{file}: the last file of its queue has no entry, so correctMinOffset "
                         "throws an IllegalArgumentException after recovery",
@@ -363,9 +364,9 @@ class _Start:
 
     def _reput(self, predicted: Prediction) -> None:
         """Dispatch messages after recovery; 4.x starts at the end of the queues."""
-        assert self.predicted.truncate_to is not None
+        assert self.predicted.log.truncate_to is not None
         # Where the broker begins to dispatch.
-        end, log = self.predicted.truncate_to, self.log
+        end, log = self.predicted.log.truncate_to, self.log
         if not self.version.reput_from_queues and self.ledger is None:
             return
         start = max(log.min_offset, self.queues.max_physic, 0)
@@ -374,7 +375,7 @@ class _Start:
         # The walk, and the entries that it adds.
         walk = ReputWalk(log, start, end, self.version)
         if start < end:
-            self.predicted.dispatch.append(
+            self.predicted.log.dispatch.append(
                 DispatchRange(start, end, None, True, self.queues.positions()))
             for batch in walk:
                 put = self._dispatch(batch, np.ones(len(batch), bool), walk.odd)
@@ -392,8 +393,7 @@ class _Start:
                     self.unreachable.regain(batch, put)
             # Where it gets stuck, and what it skips.
             if walk.stuck is not None:
-                self.predicted.starts = False
-                self.predicted.refusals.append(Phrase(
+                self.predicted.broker.refusals.append(Phrase(
                     "start-up hangs at physical offset {stuck}: no file covers it, and dispatch "
                     "must reach the end of the log", stuck=walk.stuck))
             self.predicted.notes += [Phrase(
@@ -407,7 +407,7 @@ class _Start:
         """Process the part of the log that the broker does not read at startup."""
         end = self.start
         if self.clean and (self.version.reput_from_queues or self.ledger is not None):
-            end = min(self.reput_start, self.predicted.truncate_to or 0)
+            end = min(self.reput_start, self.predicted.log.truncate_to or 0)
         unread = [(self.log.min_offset, end)]
         for position in self.skipped:
             file = self.log.file_of(position)
@@ -432,7 +432,7 @@ class _Start:
     def _count(self, predicted: Prediction) -> None:
         predicted = self.predicted
         self.unreachable.flush()
-        lost = TruncatedMessages(self.queues, predicted.truncate_to or 0)
+        lost = TruncatedMessages(self.queues, predicted.log.truncate_to or 0)
         # Intact messages beyond the end of the log; a repair has truncated them already.
         lost.collect(self.log, self._beyond, self.progress, whether=not self.full)
         if self.cut is not None:
@@ -446,12 +446,7 @@ class _Start:
                     bytes=plural(self.cut.used - self.cut.end, 'byte'), end=self.cut.end))
         else:
             self.lost = lost
-            predicted.messages_lost, predicted.superseded = lost.total, lost.superseded
-            predicted.cut_undecided = lost.undecided
-            predicted.lost_by_topic = dict(sorted(lost.by_topic.items()))
-            predicted.lost_first = lost.first
-            if lost.times:
-                predicted.lost_from, predicted.lost_to = lost.times
+            predicted.log.cut, predicted.log.superseded = lost.as_cut(), lost.superseded
         # Messages of deleted topics are not a loss.
         configured = known_topics(self.store)
         gone = {topic for topic in self.unreachable.by_topic if deleted(topic, configured)}
@@ -459,10 +454,10 @@ class _Start:
             predicted.metadata = again = judge(
                 self.store, live=self.running, logged=gone, release=predicted.broker_version)
             predicted.notes += [note for note in again.notes if note not in predicted.notes]
-        predicted.unreachable_by_topic = {topic: count for topic, count in
-                                          sorted(self.unreachable.by_topic.items())
-                                          if count and topic not in gone}
-        predicted.unreachable = sum(predicted.unreachable_by_topic.values())
+        predicted.queues.unreachable_by_topic = {
+            topic: count for topic, count in sorted(self.unreachable.by_topic.items())
+            if count and topic not in gone}
+        predicted.queues.unreachable = sum(predicted.queues.unreachable_by_topic.values())
         self._duplicates(predicted)
         # Notes on both.
         if gone:
@@ -483,8 +478,8 @@ class _Start:
         self._add(batch)
 
     def _duplicates(self, predicted: Prediction) -> None:
-        for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
-            predicted.shadowed += duplicate.differing
+        for duplicate in duplicate_files(self.log, predicted.log.truncate_to or 0):
+            predicted.log.shadowed += duplicate.differing
             parts = [Phrase(
                 "{names} have the same name: a broker reads from the first and writes to the last, "
                 "and their order depends on the hash of their folder paths",
@@ -505,11 +500,11 @@ class _Start:
                 main=epochs.main.name, backup=epochs.backup.name) if epochs.used else Phrase(
                 "neither {main} nor its backup can be read: a broker starts without epochs",
                 main=epochs.main.name))
-        if predicted.truncate_to is not None and self.index.end_phy > predicted.truncate_to:
+        if predicted.log.truncate_to is not None and self.index.end_phy > predicted.log.truncate_to:
             predicted.notes.append(Phrase(
                 "the index ends at {end_phy} according to its header, but the log ends at "
                 "{truncate_to}: new messages before the end of the index get no index entry",
-                end_phy=self.index.end_phy, truncate_to=predicted.truncate_to))
+                end_phy=self.index.end_phy, truncate_to=predicted.log.truncate_to))
         # Records, and consume queues in RocksDB.
         if walk is not None and walk.misplaced:
             predicted.notes.append(Phrase(
@@ -531,7 +526,7 @@ class _Start:
                 "{topics} are not configured: 10 minutes after its start a broker deletes the "
                 "consume queues of these topics",
                 count=len(cleaned), topics=some_of(cleaned, _MAX_TOPICS)))
-        left = self.queues.left_beyond(predicted.truncate_to)
+        left = self.queues.left_beyond(predicted.log.truncate_to)
         if left:
             predicted.notes.append(Phrase(
                 "{count:,} queue in RocksDB, {first}, keeps a last entry beyond the end of the "
@@ -540,12 +535,12 @@ class _Start:
                 "of the log: their next messages get queue offsets after a gap",
                 count=len(left), first=left[0].target))
         # Messages that are not lost now, or were not searched.
-        if predicted.superseded:
+        if predicted.log.superseded:
             predicted.notes.append(Phrase(
                 "{count:,} intact message beyond the end of the log was truncated earlier: another "
                 "message has its queue offset",
                 "{count:,} intact messages beyond the end of the log were truncated earlier: other "
-                "messages have their queue offsets", count=predicted.superseded))
+                "messages have their queue offsets", count=predicted.log.superseded))
         if self.log.files and not self.store.index.listing.files and not self.index.entries and (
                 not vfs.lacks(self.store.root, "index")):
             predicted.notes.append(Phrase(

@@ -11,9 +11,10 @@ from contextlib import closing
 
 from rmqctl.broker.recovery import RecoveryWalk, start_file
 from rmqctl.broker.versions import BrokerVersion
+from rmqctl.checks.preflight.effects import SecondStart
 from rmqctl.checks.preflight.load import relative
 from rmqctl.checks.preflight.lost import intact_by_topic
-from rmqctl.checks.preflight.types import Prediction, SecondStart
+from rmqctl.checks.preflight.types import Prediction
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.store import Store
 
@@ -27,8 +28,8 @@ def second_start(store: Store, version: BrokerVersion, log: CommitLog, first: Pr
     ``reach``: physical offset that the consume queues reach after the first start.
     Raises: StoreIOError.
     """
-    end = first.truncate_to or 0
-    gone = set(first.doomed)
+    end = first.log.truncate_to or 0
+    gone = set(first.broker.doomed)
     left = [file for file in log.files
             if file.base <= end and relative(store, file.path) not in gone]
     if not left:

@@ -13,6 +13,7 @@ from rmqctl.actions import Action
 from rmqctl.broker.conf.follow import Followed, follow
 from rmqctl.broker.release import judged
 from rmqctl.broker.versions import BrokerVersion, version_of
+from rmqctl.checks.preflight.effects import BrokerEffect, GoneMessages
 from rmqctl.checks.preflight.load import REFUSE
 from rmqctl.checks.preflight.lost import TailMessages
 from rmqctl.checks.preflight.types import Prediction
@@ -41,7 +42,7 @@ def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -
     outcomes: list[Prediction] = []
     for release in releases.candidates:
         prediction = _start(store, release, predict, full=full and not outcomes)
-        if len(releases.candidates) > 1 and "v2 record" in prediction.stop_reason:
+        if len(releases.candidates) > 1 and "v2 record" in prediction.log.stop_reason:
             continue  # no broker of that release has written this log
         outcomes.append(prediction)
     prediction, *others = outcomes or [prediction]
@@ -63,15 +64,14 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
     finally:
         if followed.store is not store:
             followed.store.close()
-    prediction.conf_path = store.sizes.conf.path
-    prediction.log_unopened = followed.log_unopened
+    prediction.broker.conf_path = store.sizes.conf.path
+    prediction.broker.log_unopened = followed.log_unopened
     if followed.log_unopened and not prediction.not_judged:
         _count_unopened(store, prediction)
-    prediction.configuration, prediction.assumed = followed.effects, followed.assumed
+    prediction.broker.configuration, prediction.broker.assumed = followed.effects, followed.assumed
     for setting in followed.effects:
         if setting.effect == "refuses":
-            prediction.starts = False
-            prediction.refusals.insert(0, setting.detail)
+            prediction.broker.refusals.insert(0, setting.detail)
             prediction.actions.insert(
                 0, Action(REFUSE, setting.setting, None, None, setting.detail))
     return prediction
@@ -81,24 +81,18 @@ def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
     """Return the prediction for a broker that starts on another folder. Such a broker does not
     change or serve this store.
     """
-    prediction = Prediction(release, "abnormal" if store.has_abort else "normal",
+    prediction = Prediction(release, BrokerEffect("abnormal" if store.has_abort else "normal"),
                             profile=followed.version.name, mendable=store.layout.is_mended)
     if followed.log_unopened:
-        prediction.truncate_to = 0
-        prediction.stop_reason = Phrase("the log has no files")
+        prediction.log.truncate_to = 0
+        prediction.log.stop_reason = Phrase("the log has no files")
     return prediction
 
 
 def _count_unopened(store: Store, prediction: Prediction) -> None:
     """Count all messages of the log as unreachable for the broker, but not as lost."""
-    prediction.messages_already_lost, prediction.already_lost_by_topic = 0, {}
-    prediction.already_lost_from = prediction.already_lost_to = None
-    prediction.already_lost_places = None
+    prediction.log.gone = GoneMessages()
     with suppress(RmqctlError):  # it may be unknown which of several logs it is
-        cut = TailMessages(store.log, 0)
-        prediction.messages = prediction.messages_lost = cut.total
-        prediction.messages_undecided = prediction.cut_undecided = cut.undecided
-        prediction.lost_by_topic = dict(sorted(cut.by_topic.items()))
-        prediction.lost_first = cut.first
-        if cut.times:
-            prediction.lost_from, prediction.lost_to = cut.times
+        cut = TailMessages(store.log, 0).as_cut()
+        prediction.log.cut = cut
+        prediction.log.messages, prediction.log.undecided = cut.count, cut.undecided

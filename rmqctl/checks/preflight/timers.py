@@ -37,17 +37,15 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
     # Files that a broker does not accept.
     if version.timer:
         for path, size, wanted in files.wrong_sizes(empty_last=version.deletes_empty_last):
-            predicted.starts = False
-            predicted.refusals.append(Phrase(
+            predicted.broker.refusals.append(Phrase(
                 "{file} has {size:,} bytes, but a broker accepts only {wanted:,}",
                 file=relative(store, path), size=size, wanted=wanted))
         for path in files.odd:
-            predicted.starts = False
-            predicted.refusals.append(Phrase(
+            predicted.broker.refusals.append(Phrase(
                 "{file}: a broker accepts no file with this name in the timer log",
                 file=relative(store, path)))
     # The outcome for the pending messages: none without a timer.
-    end = store.log.end if predicted.truncate_to is None else predicted.truncate_to
+    end = store.log.end if predicted.log.truncate_to is None else predicted.log.truncate_to
     if store.lock.held and store.lock.pid != os.getpid():  # a broker continues to write
         end = _ANYWHERE
     start = files.start(now, store.log.min_offset, end)

@@ -72,7 +72,7 @@ class AtStart:
             return StartRepairs()
 
         def is_recreated(start: Prediction) -> bool:
-            losses = (start.queue_losses or {}).get(key)
+            losses = (start.queues.losses or {}).get(key)
             return (losses is not None and losses.end == end and not losses.without_row
                     and not losses.cut)
 
@@ -88,7 +88,7 @@ class AtStart:
         """
         if place is None:
             return StartRepairs()
-        return self._judge(place, lambda start: self._indexed and place >= start.index_from)
+        return self._judge(place, lambda start: self._indexed and place >= start.index.begin)
 
     def index_file(self, finding: Finding) -> Finding:
         """Return the finding, with severity info if the next startup discards the index file.
@@ -107,7 +107,7 @@ class AtStart:
 
         name = relative(self.store, finding.file)
         telling = finding.category == "index-ahead"
-        repairs = self._judge(None, lambda start: name in start.doomed and not (
+        repairs = self._judge(None, lambda start: name in start.broker.doomed and not (
             telling and start.account.known_lost))
         of_end_time = (finding.category, finding.offset) == ("index-header", _END_TIME)
         if not repairs.severity or (of_end_time and repairs.entries_lost):
@@ -136,10 +136,10 @@ class AtStart:
             (by if does else not_by).append(_AFTER_CLEAN_END.get(name, name))
         self.relied_on |= bool(by) and not not_by
         return StartRepairs(tuple(by), tuple(not_by),
-                            max(start.index_lost for start in self._starts))
+                            max(start.index.lost for start in self._starts))
 
 
 def _reads(start: Prediction, place: int) -> bool:
     """Return whether the startup dispatches all messages from physical offset ``place`` on."""
     return any(part.start <= place < part.end and (part.behind is None or place > part.behind)
-               for part in start.dispatch)
+               for part in start.log.dispatch)

@@ -175,27 +175,28 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
     if diagnosis.earlier:
         facts["not delivered"] = Joined("; ", [diagnosis.not_delivered, *(
             [facts["not delivered"]] if "not delivered" in facts else [])])
-    if start.positions_unclear:
-        facts["unknown"] = Joined("; ", start.position_notes)
+    if start.consumers.unclear:
+        facts["unknown"] = Joined("; ", start.consumers.notes)
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))
     values = {"loses": loses if lost.would_lose else start.loses, "version": start.broker_version}
     # A broker that refuses to start loses nothing, so only the reason is shown.
     why = [setting.detail for setting in start.misled
-           if setting.effect == "refuses"] or start.refusals
+           if setting.effect == "refuses"] or start.broker.refusals
     facts["startup"] = (
         Phrase("fails ({version}): {why}", version=start.broker_version, why=Joined("; ", why))
         if not start.starts else
         Phrase("{loses} ({version}, as far as can be determined)", **values)
         if diagnosis.not_judged else Phrase("{loses} ({version})", **values))
-    old = expiry(start.disk) if start.starts else None
+    old = expiry(start.broker.disk) if start.starts else None
     if old is not None:
         facts["expires"] = old
     if start.impact is not None:
         facts["affected"] = start.impact.concerned
-    if start.consumers is not None:
+    if start.consumers.groups is not None:
+        affects = start.consumers.groups.affects
         facts["consumers"] = Phrase(
-            "{what}, but group settings are affected (see below)", what=start.consumers.affects
-            ) if any(loss.what == GROUPS for loss in lost.beside) else start.consumers.affects
+            "{what}, but group settings are affected (see below)", what=affects
+            ) if any(loss.what == GROUPS for loss in lost.beside) else affects
     return facts
 
 

@@ -63,7 +63,7 @@ def command(
         if not quick:
             predicted.in_tier = losses_of_tier(out, opened)
     # Without groups in the prediction, the broker opens another log or does not find one.
-    consumers = predicted.consumers
+    consumers = predicted.consumers.groups
     if consumers is None and predicted.misled:  # the broker opens another log, without messages
         consumers = Consumers((), complete=False, positions_known=False,
                               notes=tuple(setting.detail for setting in predicted.misled))
@@ -93,7 +93,7 @@ def _show(out: Output, consumers: Consumers, predicted: Prediction, *, all_queue
     from rmqctl.checks.repaired import all_in_words
 
     # If the configuration leads the broker elsewhere, this matters more than any group.
-    is_misled = predicted.consumers is None
+    is_misled = predicted.consumers.groups is None
     first = predicted.misled[0].detail if is_misled else consumers.in_words()
     if not is_misled and any(loss.what == GROUPS for loss in predicted.beside_messages):
         first = Phrase("{what}, but group settings are affected (see below)", what=first)

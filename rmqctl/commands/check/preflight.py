@@ -79,7 +79,7 @@ def command(
         raise StoreIOError(f"{refused[0]}; the prediction was made without it")
     harmless = predicted.start_is_harmless if start_only else predicted.harmless
     # Without the configuration, the facts about queues and a refused start remain true.
-    if harmless or not (predicted.unopened or set(predicted.not_judged) == {"config"}):
+    if harmless or not (predicted.broker.unopened or set(predicted.not_judged) == {"config"}):
         predicted.require_judged(store.root)
     if not harmless:
         raise typer.Exit(int(ExitCode.FINDINGS))
@@ -92,8 +92,9 @@ def _show(page: Human, prediction: Prediction, root: str, following: str | None)
         page.text(Phrase("not checked: {name}", name=Joined(", ", prediction.not_judged)), "warn")
     if prediction.impact is not None:
         page.text(prediction.impact.in_words())
-    for text in (*prediction.refusals, *(setting.detail for setting in prediction.configuration
-                                         if setting.effect != "refuses")):
+    for text in (*prediction.broker.refusals, *(
+            setting.detail for setting in prediction.broker.configuration
+            if setting.effect != "refuses")):
         page.text(Phrase("  {text}", text=text))
     show_losses(page, prediction.beside_messages)
     # Without a start there are no facts or actions to show.
@@ -104,21 +105,21 @@ def _show(page: Human, prediction: Prediction, root: str, following: str | None)
         page.blank()
         show_actions(page, prediction.actions, ("action", "target", "from", "to", "reason"),
                      len(prediction.actions))
-    show_section(page, prediction.consumers, prediction.notes)
+    show_section(page, prediction.consumers.groups, prediction.notes)
     # Consequences that appear only later, or only in some cases or versions.
-    if prediction.second_start is not None:
-        page.text(prediction.second_start.sentence, "bad")
+    if prediction.broker.second_start is not None:
+        page.text(prediction.broker.second_start.sentence, "bad")
     for text in prediction.undecided:
         page.text(text, "warn")
-    if prediction.differences:
+    if prediction.broker.differences:
         page.heading("Other versions")
-        for text in prediction.differences:
+        for text in prediction.broker.differences:
             page.text(Phrase("- {text}", text=text))
     # Show only assumed settings that differ from the defaults.
     assumed = [f"{name}={str(value).lower() if value is True else value}"
-               for name, value in prediction.assumed.items()
+               for name, value in prediction.broker.assumed.items()
                if value not in (False, "default") and (
-                   prediction.conf_path or name != "storePathRootDir")
+                   prediction.broker.conf_path or name != "storePathRootDir")
                and (name != "storePathCommitLog" or _is_elsewhere(prediction))]
     if assumed:
         page.blank()
@@ -144,8 +145,8 @@ def _is_elsewhere(prediction: Prediction) -> bool:
     """Return whether the log is outside the default folder. If it is, broker.conf must name its
     folder.
     """
-    assumed = prediction.assumed
-    if prediction.conf_path or assumed.get("enableDLegerCommitLog"):
+    assumed = prediction.broker.assumed
+    if prediction.broker.conf_path or assumed.get("enableDLegerCommitLog"):
         return False
     folder = os.path.join(assumed.get("storePathRootDir", ""), "commitlog")
     return assumed.get("storePathCommitLog") not in (None, folder)
@@ -155,27 +156,27 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
     from rmqctl.checks.repaired import all_in_words
 
     # Describe the run of the recovery: where it begins, ends, and what it dispatches.
-    facts: dict[str, Any] = {"recovery": Phrase("abnormal") if prediction.recovery == "abnormal"
-                             else Phrase("normal")}
+    facts: dict[str, Any] = {"recovery": Phrase("abnormal")
+                             if prediction.broker.recovery == "abnormal" else Phrase("normal")}
     repaired = all_in_words(prediction.repairs)
     if repaired is not None:
         facts["since repairs"] = repaired
     facts |= prediction.metadata.facts
-    if prediction.start_file:
-        facts["starts with"] = Phrase("{what}: {why}", what=prediction.start_file,
-                                      why=prediction.start_reason)
-    if prediction.truncate_to is not None and prediction.stop_reason:
-        facts["log ends at"] = Phrase("{what}: {why}", what=prediction.truncate_to,
-                                      why=prediction.stop_reason)
-    if prediction.dispatch:
+    if prediction.log.start_file:
+        facts["starts with"] = Phrase("{what}: {why}", what=prediction.log.start_file,
+                                      why=prediction.log.start_reason)
+    if prediction.log.truncate_to is not None and prediction.log.stop_reason:
+        facts["log ends at"] = Phrase("{what}: {why}", what=prediction.log.truncate_to,
+                                      why=prediction.log.stop_reason)
+    if prediction.log.dispatch:
         values = prediction.as_dict()
         facts["dispatched again"] = Phrase(
             "{first} to {end}: {rows} and {entries:,} index entries are new",
             first=values["dispatch_from"], end=values["dispatch_to"],
-            rows=counted(prediction.rows_added, "entry", "entries"),
-            entries=prediction.index_entries)
-    if prediction.rows_cut:
-        facts["entries truncated"] = prediction.rows_cut
+            rows=counted(prediction.queues.added, "entry", "entries"),
+            entries=prediction.index.entries)
+    if prediction.queues.cut:
+        facts["entries truncated"] = prediction.queues.cut
     # Show what is already lost, or why this is unknown.
     account = prediction.account
     if account.replaced_in_words is not None:
@@ -184,7 +185,7 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         facts["already lost"] = account.unjudged
     elif account.already:
         facts["already lost"] = account.already
-        times = (prediction.already_lost_from, prediction.already_lost_to)
+        times = (prediction.log.gone.earliest, prediction.log.gone.latest)
         for name, time in zip(("stored from", "stored to"), times, strict=True):
             if time is not None:
                 facts[name] = time_text(time)

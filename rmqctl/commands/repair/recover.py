@@ -252,8 +252,8 @@ def _as_broker(out: Output, store: StoreOptions, wishes: RecoverOptions, version
         ends_with = (ExitCode.FAILED if not prediction.starts else
                      ExitCode.OK if prediction.harmless else ExitCode.FINDINGS)
         return applying.asking_for_form(plan_page.Proposal(plan, {
-            "starts": prediction.starts, "recovery": prediction.recovery,
-            "truncate_to": prediction.truncate_to,
+            "starts": prediction.starts, "recovery": prediction.broker.recovery,
+            "truncate_to": prediction.log.truncate_to,
             "messages_lost_total": prediction.account.cut}, ends_with=ends_with,
             impact=prediction.cut_impact, refused=refused,
             instead=() if prediction.starts else ("recover", store.root),

@@ -103,7 +103,7 @@ class LogOverview:
         """The physical offset where the log ends. Files that are missing at the end count if
         consume queue or index entries point to them.
         """
-        places = None if self.start is None else self.start.already_lost_places
+        places = None if self.start is None else self.start.log.gone.places
         if not self.end or places is None or places[1] < self.end:  # no known file size
             return self.end
         return (places[1] // self.file_size + 1) * self.file_size
@@ -121,7 +121,7 @@ class LogOverview:
         """
         start = self.start
         first, last = (None, None) if start is None else (
-            start.already_lost_from, start.already_lost_to)
+            start.log.gone.earliest, start.log.gone.latest)
         spans: list[tuple[int | None, int | None]] = []
         for begin, end in self.missing:
             number = bisect_left(self.samples, (begin, 0))

@@ -200,7 +200,7 @@ class Facts:
 
     @property
     def group_names(self) -> Iterator[str]:
-        consumers = self.diagnosis.start.consumers
+        consumers = self.diagnosis.start.consumers.groups
         yield from (row.group for row in self.groups)
         if consumers is not None:
             yield from (queue.group for queue in consumers.queues)
@@ -318,7 +318,7 @@ def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupR
     rows = [GroupRow(row["group"], row["topic"], 1, row["diff"] or 0,
                      row["last_store_timestamp"] if (row["diff"] or 0) > 0 else None, 0, 0, 0, 0)
             for row in lags if row["group"] is not None]
-    consumers = diagnosis.start.consumers
+    consumers = diagnosis.start.consumers.groups
     rows += [GroupRow(queue.group, queue.topic, 0, 0, None, queue.lost_after, queue.at_risk,
                       queue.beyond_end or 0, queue.twice)
              for queue in (() if consumers is None else consumers.affected)]
@@ -402,7 +402,7 @@ def _missing(store: Store, start: Prediction,
     A file counts as missing if it would be between two existing files. A file after the last one
     counts if entries or the index point into it.
     """
-    log, places = store.log, start.already_lost_places
+    log, places = store.log, start.log.gone.places
     spans = list(gaps)
     if log.files and places is not None and places[1] >= log.end:
         spans.append((log.end, (places[1] // log.file_size + 1) * log.file_size - log.end))
@@ -425,16 +425,16 @@ def _after_the_end(store: Store, start: Prediction) -> tuple[
     * their first and last store time (ms); None if no such message is known
     * the latest store time that the index or the checkpoint proves
     """
-    end, places = View(store).disk_end, start.already_lost_places
-    if not start.lost_at_end and (places is None or places[1] < end.offset):
+    end, places = View(store).disk_end, start.log.gone.places
+    if not start.log.gone.at_end and (places is None or places[1] < end.offset):
         return None, None
     saved = store.checkpoint
     last = None if end.last is None else end.last.store_timestamp
     times = [] if saved is None else [saved.physic_msg_timestamp, saved.logics_msg_timestamp,
                                       saved.index_msg_timestamp]
-    later = [time for time in (*times, start.already_lost_to or 0)
+    later = [time for time in (*times, start.log.gone.latest or 0)
              if EARLIEST <= time < LATEST and time > (last or 0)]
-    return (start.already_lost_from if last is None else last, start.already_lost_to), max(
+    return (start.log.gone.earliest if last is None else last, start.log.gone.latest), max(
         later, default=None)
 
 

@@ -157,7 +157,7 @@ def _lost(diagnosis: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[
         return [*before, say("It is unknown whether messages are lost: {names} cannot be read.",
                              names=", ".join(account.unread))]
     if not count:
-        return before or [say("No message is known to be lost.") if not start.positions_unclear else
+        return before or [say("No message is known to be lost.") if not start.consumers.unclear else
                 say("No message is known to be lost; some consumer offsets are inconclusive.")]
     # State the number, then topics and time.
     sentences = [*before, say(
@@ -167,10 +167,10 @@ def _lost(diagnosis: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[
         count=count)]
     if account.already_by_topic:
         sentences.append(say("By topic: {topics}.", topics=_ranked(account.already_by_topic, say)))
-    if start.already_lost_from is not None and start.already_lost_to is not None:
+    if start.log.gone.earliest is not None and start.log.gone.latest is not None:
         sentences.append(say("They were stored between {first} and {last}.",
-                             first=moment(start.already_lost_from),
-                             last=moment(start.already_lost_to)))
+                             first=moment(start.log.gone.earliest),
+                             last=moment(start.log.gone.latest)))
     return sentences
 
 
@@ -196,12 +196,12 @@ def _start(diagnosis: Diagnosis, say: Say) -> list[str]:
             count=lost.without_entry))
     if lost.cut_by_topic and lost.cut:
         sentences.append(say("By topic: {topics}.", topics=_ranked(lost.cut_by_topic, say)))
-    if start.rows_lost:
+    if start.queues.lost:
         sentences.append(say(
             "A {version} broker would start with an empty log and delete all consume queues, which "
             "prove what is lost.", version=start.broker_version))
     # A start can also remove the evidence of earlier losses.
-    if start.rows_cut and lost.known_lost and not lost.would_lose:
+    if start.queues.cut and lost.known_lost and not lost.would_lose:
         sentences.append(say(
             "A {version} broker would start without losing an intact message, but would remove "
             "the evidence of the loss.", version=start.broker_version))
@@ -222,7 +222,7 @@ def _start(diagnosis: Diagnosis, say: Say) -> list[str]:
 
 def _concerned(diagnosis: Diagnosis, say: Say) -> list[str]:
     # Say why there is nothing to report about consumer groups.
-    consumers = diagnosis.start.consumers
+    consumers = diagnosis.start.consumers.groups
     if consumers is None and "config" in diagnosis.not_judged:
         return [say("rmqctl does not support the layout of the consumer offsets in this store.")]
     groups = {queue.group for queue in consumers.queues} if consumers is not None else ()

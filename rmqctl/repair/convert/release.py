@@ -24,6 +24,7 @@ from rmqctl.broker.versions import BrokerVersion, is_from, release_of, version_o
 from rmqctl.checks.losses import MESSAGES, OFFSETS, TIMERS, Loss
 from rmqctl.checks.pending_timers import GONE, pending_timers
 from rmqctl.checks.preflight.downgrade import downgrade_losses, log_path
+from rmqctl.checks.preflight.effects import BrokerEffect
 from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.timers import judge_timers
 from rmqctl.checks.preflight.types import Prediction
@@ -406,7 +407,7 @@ class _Conversion(Changes):
 
     def _timers(self, now: int) -> Iterator[NotConverted]:
         """Yield the messages pending in the timer, by topic if all of their topics are known."""
-        predicted = Prediction(self.release, "normal")
+        predicted = Prediction(self.release, BrokerEffect("normal"))
         judge_timers(predicted, self.store, self.version, now)
         for loss in predicted.other_losses:
             if loss.what != TIMERS or loss.already:

@@ -51,7 +51,7 @@ def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, setti
 
 def _built(store: Store, present: RocksQueues | None, predicted: Prediction, rules: BrokerVersion,
            settings: Settings, scratch: Scratch) -> BuiltDatabase:
-    noted = predicted.noted
+    noted = predicted.queues.noted
     assert noted is not None
     writer = DatabaseWriter(scratch.path(_SCRATCH), lambda _key: False)
     try:
@@ -65,8 +65,8 @@ def _built(store: Store, present: RocksQueues | None, predicted: Prediction, rul
         # Entries of the messages that are dispatched again.
         writer.wants = None
         deriver = deriver_for(settings)
-        with closing(CommitLog(predicted.loaded_log, store.log.file_size)) as log:
-            for part in predicted.dispatch:
+        with closing(CommitLog(predicted.log.loaded, store.log.file_size)) as log:
+            for part in predicted.log.dispatch:
                 for batch in dispatched(log, part, rules):
                     writer.add(deriver.derive(batch), lmq=settings.multi_dispatch)
 
