@@ -11,9 +11,11 @@ record has an invalid magic or another size than the unit (§9.2), and continues
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
+from operator import attrgetter
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from rmqctl.damage.records import (
     MAX_BODY,
     UNCHANGED,
     bent_heads,
+    extent,
     field_of,
     whole_record,
     with_fields,
@@ -194,7 +197,8 @@ def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
         first = end - len(strays)
         if first < 0 or int(rows["queue_offset"][strays[0]]) == first:
             return None
-    size = stop - start - int(rows["size"][strays.start:strays.stop].sum())
+    size = (stop - start - _codas(surveyed.log, start, stop)
+            - int(rows["size"][strays.start:strays.stop].sum()))
     more = end - first - len(strays)
     if end <= first or more < 0 or (not more and size) or (more and size < (
             more * message.MIN_SIZE)):
@@ -204,6 +208,16 @@ def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
     if any(start < left.end and right.base < stop for left, right in surveyed.log.gaps()):
         return None
     return LostRange(first, end, start, stop, strays, before)
+
+
+def _codas(log: FlatFile, start: int, stop: int) -> int:
+    """Return the size in bytes of the codas of segments in ``[start, stop)``."""
+    segments, size = log.segments, 0
+    first = bisect_right(segments, start, key=attrgetter("end"))
+    for segment in takewhile(lambda segment: segment.end <= stop, segments[first:]):
+        coda = segment.end - CODA_SIZE
+        size += CODA_SIZE * (coda >= start and is_coda(log.read(coda, CODA_SIZE)))
+    return size
 
 
 def _last(surveyed: CommitLogSurvey, first: int, start: int,
@@ -297,6 +311,8 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
             stop - start > MAX_BODY and to_end):
         return 0
     raw = log.read(start, min(stop - start, MAX_BODY))
+    if stop == log.end and _is_torn(raw, start):
+        return 0
     candidates = _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end)
     # Prefer a candidate that uses all bytes.
     for candidate in sorted(candidates, key=lambda data: len(data) != stop - start):
@@ -308,6 +324,17 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
                 OverlayPiece.of(position + low, candidate[low:high]))
         return len(candidate)
     return 0
+
+
+def _is_torn(raw: bytes, start: int) -> bool:
+    """Return whether the last record of a log was cut off: its lengths lead beyond the end, and its
+    size field says the same or has one flipped bit. Otherwise the end is where it says.
+    """
+    magic, stored = message.magic_at(raw), message.total_size_at(raw)
+    size = extent(BytesSource(raw, start), 0, raw[:_MAX_HEAD], magic, MAX_BODY) if (
+        message.is_magic(magic)) else None
+    return size is not None and len(raw) < size and stored != len(raw) and (
+        size ^ stored).bit_count() <= 1
 
 
 def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset: int, *,

@@ -52,8 +52,9 @@ def mend_times(surveyed: CommitLogSurvey) -> MendedTimes:
     """Return corrections for the store times of messages. Raises: StoreIOError."""
     out, log = MendedTimes(), surveyed.log
     doubtful = list(_doubtful(surveyed))
+    shifted = {moved.position: moved.says for moved in surveyed.shifted}
     records = {place: record for place, _, _ in doubtful
-               if (record := _record(log, place)) is not None}
+               if (record := _record(log, place, shifted.get(place, place))) is not None}
     witness = log.witness() if records and log.witness is not None else None
     keys = witness.times(records) if isinstance(witness, QueueWitness) else {}
     for place, between, impossible in doubtful:
@@ -77,9 +78,10 @@ def mend_times(surveyed: CommitLogSurvey) -> MendedTimes:
     return out
 
 
-def _record(log: FlatFile, place: int) -> Record | None:
+def _record(log: FlatFile, place: int, says: int) -> Record | None:
+    """Return the intact record at a position that contains the physical offset ``says``."""
     record = log.record_at(place)
-    sure = record is not None and record.crc_ok and record.physical_offset == place
+    sure = record is not None and record.crc_ok and record.physical_offset == says
     return record if sure else None
 
 
