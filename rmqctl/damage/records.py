@@ -111,6 +111,18 @@ class Records:
             return number, None, b""
         return number, record if record.physical_offset == physical else None, raw
 
+    @property
+    def min_offset(self) -> int:
+        """Physical offset of the log's start; 0 for an empty log."""
+        return self._bases[0] if self._bases else 0
+
+    def record_at(self, physical: int, size: int) -> Record | None:
+        """Return the record of ``size`` bytes at a physical offset; None if there is none. The body
+        CRC is not checked. Raises: StoreIOError.
+        """
+        record = self.read(physical, size)[1]
+        return record if record is not None and record.total_size == size else None
+
     def _number(self, physical: int) -> int | None:
         number = bisect_right(self._bases, physical) - 1
         return number if number >= 0 and physical < self.parts[number].end else None

@@ -669,7 +669,7 @@ class _Planner:
                     saved.parts, self._root, self._configuration.settings, self._scratch,
                     {} if store.queues.rocksdb is None else store.queues.rocksdb.queues,
                     log_end=saved.log_end if COMMITLOG in options.only and others is None else None,
-                    jobs=options.jobs, progress=done, others=others, log=store.log,
+                    jobs=options.jobs, progress=done, others=others, recreated=True,
                     wants=None if others is None else wants)
             except FormatError:
                 raise damaged from None

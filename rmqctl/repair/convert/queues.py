@@ -106,7 +106,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
             if options.to == "rocksdb":
                 database = rocksdb.make(
                     parts, root, configuration.settings, scratch, store.queues.by_key,
-                    jobs=options.jobs, progress=done, log=store.log)
+                    jobs=options.jobs, progress=done, recreated=True)
                 steps, actions = rocksdb.steps(root, database, before,
                                                "converts files to a database")
                 if os.path.isdir(os.path.join(root, _EXT)):

@@ -299,7 +299,7 @@ def _rebuild_database(changes: Changes, store: Store, topics: frozenset[str],
     kept = {key: queue for key, queue in present.queues.items() if key[0] not in topics}
     database = rocksdb.make(
         log_as_it_is(store), store.root, configured(store, {}).settings, scratch, kept,
-        wants=lambda key: key[0] not in topics, log=store.log)
+        wants=lambda key: key[0] not in topics, recreated=True)
     steps, actions = rocksdb.steps(store.root, database, None,
                                    "entries of deleted topics are removed")
     changes.steps += steps

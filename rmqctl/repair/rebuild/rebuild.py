@@ -33,6 +33,7 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.common import plural
+from rmqctl.damage.records import Records
 from rmqctl.engine.dispatch.consume_queue import TwinQueues
 from rmqctl.engine.dispatch.derive import Derived, overridden
 from rmqctl.engine.dispatch.reput import Dispatcher, QueueIds
@@ -258,6 +259,7 @@ class _Job:
         self._topic, self._queue, self._batch_topics = topic, queue, batch_topics
         self._log_end = log_end
         self._log_min = parts[0].base if parts else 0
+        self._records = Records(parts)
         self._shape = IndexShape(settings.index_slots, settings.index_max)
         self._now = 0
         self._expired = Expired()
@@ -338,7 +340,7 @@ class _Job:
             return 0
         with closing(queue):
             first = queue.unit(0)
-            return begun_at(queue, self._store.log) if (
+            return begun_at(queue, self._records) if (
                 first is not None and first.physical_offset > place) else 0
 
     @property

@@ -21,6 +21,7 @@ from operator import attrgetter
 import numpy as np
 
 from rmqctl.broker.settings import Settings
+from rmqctl.damage.records import Records
 from rmqctl.engine.dispatch.derive import Derived
 from rmqctl.errors import StoreIOError
 from rmqctl.files.rocksdb_writer import NewDatabase
@@ -47,7 +48,6 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.log import ranges
-from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import begun_at, first_from
 from rmqctl.store.rocksdb.queues import RocksQueue, RocksQueues
@@ -78,7 +78,7 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
          present: Mapping[QueueKey, ConsumeQueue], *, log_end: int | None = None, jobs: int = 1,
          progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
          wants: Callable[[QueueKey], bool] | None = None,
-         log: CommitLog | None = None) -> BuiltDatabase:
+         recreated: bool = False) -> BuiltDatabase:
     """Write into a scratch folder the database that a broker would have for a log.
 
     * ``parts``: the log of the store at ``root``
@@ -86,18 +86,19 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
       position
     * ``log_end``: messages that end after this physical offset are skipped
     * ``wants``: selects the queues to rebuild from the log; all others are copied from ``others``
-    * ``log``: the store's log, by which messages of an earlier queue with the same name are
-      recognised
+    * ``recreated``: whether to skip the messages of an earlier queue with the same name
 
     Raises: FormatError if ``others`` cannot be read; StoreIOError, MissingExtraError.
     """
+    records = Records(parts)
+
     @cache
     def begun(key: QueueKey) -> int:
-        queue = present.get(key)
-        if log is None or queue is None:
+        queue = present.get(key) if recreated else None
+        if queue is None:
             return 0
         with closing(queue):
-            return begun_at(queue, log)
+            return begun_at(queue, records)
 
     writer = DatabaseWriter(scratch.path(_SCRATCH), wants, begun)
     kept = KeptEntries.of(root, settings)
@@ -287,7 +288,7 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
     present, parts = store.queues.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
     database = make(parts, store.root, configured(store, {}).settings, scratch, queues, log_end=to,
-                    log=store.log)
+                    recreated=True)
     ends = {key: database.ends.get(key, 0) for key in {**queues, **database.ends}}
     if is_right(present, database, store.log.min_offset):
         return ([], []), ends

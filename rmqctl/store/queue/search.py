@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from rmqctl.errors import StoreIOError
 
 if TYPE_CHECKING:
-    from rmqctl.store.log.commit_log import CommitLog
+    from rmqctl.formats.local.message import Record
     from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 LAST = 1 << 63
@@ -29,6 +29,19 @@ class QueueUnits(Protocol):
         """Return (physical offset of the message, size, tags code) of a unit; None if the unit is
         missing.
         """
+        ...
+
+
+class RecordReader(Protocol):
+    """The interface of a log to `begun_at`: that of a store, or the one that a repair leaves."""
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset of the log's start."""
+        ...
+
+    def record_at(self, physical: int, size: int) -> Record | None:
+        """Return the record of ``size`` bytes at a physical offset; None if there is none."""
         ...
 
 
@@ -68,7 +81,7 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
     return low
 
 
-def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
+def begun_at(queue: ConsumeQueue, log: RecordReader) -> int:
     """Return the physical offset of a queue's first message (queue offset 0), or 0 if uncertain.
 
     If a topic is deleted and created again, its queue offsets start from 0 again. Messages of the
