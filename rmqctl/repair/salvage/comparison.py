@@ -224,10 +224,12 @@ class _Pass(PhysicalPass):
                 [offset, offset + batch.column("total_size")[rows]], axis=1))
 
     def _kept(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
-        """Record messages that an earlier repair kept damaged and that are intact in the source."""
+        """Record messages that an earlier repair kept damaged and of which the source has more."""
         for index in np.flatnonzero(kept_damaged(batch)[rows]).tolist():
             ours = decode(batch.bytes_at(int(rows[index])))
-            if kept_from(ours, decode(their_batch.bytes_at(int(other[index])))):
+            theirs = decode(their_batch.bytes_at(int(other[index])))
+            is_better = theirs.body != ours.body or props.are_sound(theirs.properties)
+            if is_better and kept_from(ours, theirs):
                 place = ours.physical_offset
                 self._comparison.fillers.append(np.array([[place, place + ours.total_size]]))
 

@@ -68,11 +68,15 @@ class Relocator(Closing):
 
     def place(self, record: Record) -> int | None:
         """Return the physical offset in the consume queue entry at the record's queue offset; None
-        if this entry does not match the record.
+        if this entry does not match the record, or is not in order with the entries beside it.
         """
         queue = self._ours.queues.readable.get((text(record.topic), record.queue_id))
+        if queue is None:
+            return None
+        number = record.queue_offset
         try:
-            unit = None if queue is None else queue.unit(record.queue_offset)
+            unit = queue.unit(number)
+            beside = [queue.unit(number - 1) if number else None, unit, queue.unit(number + 1)]
         except StoreIOError:
             return None
         if unit is None or not unit.is_valid or unit.is_filler or unit.size != record.total_size:
@@ -85,7 +89,10 @@ class Relocator(Closing):
                 return None
             if code != unit.tags_code:
                 return None
-        return unit.physical_offset
+        # Size and tags of the entries of a queue are often equal, so they alone prove no place.
+        places = [entry.physical_offset for entry in beside
+                  if entry is not None and any(entry) and not entry.is_filler]
+        return unit.physical_offset if places == sorted({*places}) else None
 
     def _by_index(self, record: Record) -> int | None:
         """Return the physical offset that has index entries for all keys of the record; None unless

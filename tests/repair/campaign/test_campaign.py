@@ -41,7 +41,8 @@ def test_a_share_of_the_campaign(golden: GoldenFolder, tmp_path: Path, part: int
     Case(5020, "tail torn", JSON_LINES, "nothing", "byte", False, "made", 3),
     Case(5020, "tail torn", PARQUET, "nothing", "byte", False, "made", 3),
     *map(case, (1821, 2660, 5331, 5672, 6010, 6198, 6305, 6496, 6551, 6968, 40023, 40054, 40098,
-                167529272884, 476272171506, 1277125297222, 1277125297687)),
+                900000842, 900002874, 167529272884, 476272171506, 1277125297222,
+                1277125297687)),
     case(20047, "pages swapped", "none"),
 ], ids=lambda param: f"{param.seed} {param.source}")
 def test_what_was_wrong_once(golden: GoldenFolder, tmp_path: Path, scenario: Case) -> None:
