@@ -41,11 +41,22 @@ def convert(store: Path, to: str, *more: str) -> Any:
     return run("config", "convert", store, "--to", to, *more, "-o", "json").expect(0).json()
 
 
+def judged(store: Path) -> list[tuple[str, str]]:
+    """What `verify` says of the configuration, in whatever form it is.
+
+    Files that a database replaces are named where there is one; queues that nobody reads are not
+    judged by a database v2, which has no topics that were created by sending.
+    """
+    done = run("verify", store, "--only", "config", "-o", "json").expect(0, 1).json()
+    return [(finding["category"], finding["detail"]) for finding in done["findings"]
+            if finding["category"] not in ("not-judged", "config-read-queues")]
+
+
 @pytest.mark.parametrize(("name", "to"), sample(product(
     ["rocksdb-config-v1-kill", "rocksdb-config-v2", "rocksdb-import"], FORMS), 4, "forms"))
 def test_each_form_into_each_other(name: str, to: str, golden_copy: GoldenFolder) -> None:
     store = golden_copy(f"5.3.3/{name}/store")
-    before, store_versions = content(store), versions(store)
+    before, store_versions, was_judged = content(store), versions(store), judged(store)
     with assert_unchanged(store / "config"):
         planned = convert(store, to)
         same = run("info", store, "-o", "json").json()["layout"]["config"] == to
@@ -56,8 +67,7 @@ def test_each_form_into_each_other(name: str, to: str, golden_copy: GoldenFolder
         assert applied["applied"]
         assert run("info", store, "-o", "json").json()["layout"]["config"] == to
         assert (content(store), versions(store)) == (before, store_versions)
-        judged = run("verify", store, "--only", "config", "-o", "json").expect(0).json()
-        assert judged["findings"] == []
+        assert judged(store) == was_judged
         run("undo", store, applied["id"], "--yes").expect(0)
 
 
