@@ -38,9 +38,12 @@ def intact(run: Run, root: Path) -> set[str]:
 
 
 def assert_is_data(actions: list[dict[str, object]]) -> None:
-    """Numbers say what is there and what will be; words only why."""
+    """Numbers say what is there and what will be; words only why. Corrected bytes are in hex."""
     for action in actions:
         assert not str(action["target"]).startswith("physical offset")
+        if action["action"] == "correct":
+            assert int(str(action["from"]), 16) ^ int(str(action["to"]), 16)
+            continue
         for value in (action["from"], action["to"]):
             numbers = value.values() if isinstance(value, dict) else (value,)
             assert all(number is None or isinstance(number, int) for number in numbers), action
