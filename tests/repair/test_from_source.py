@@ -164,6 +164,11 @@ def test_all_that_is_left_of_ours_is_a_message_with_a_turned_bit(golden: GoldenF
     campaign(golden, tmp_path, 2753645205, 4)
 
 
+def test_all_that_is_left_of_ours_is_damaged(golden: GoldenFolder, tmp_path: Path) -> None:
+    """One message has another topic by one bit; queues and index know the one of the replica."""
+    campaign(golden, tmp_path, 3239164710, 6)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(10))
 def test_a_long_campaign_of_damage_with_a_replica(golden: GoldenFolder, tmp_path: Path, seed: int,

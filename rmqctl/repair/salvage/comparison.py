@@ -438,11 +438,13 @@ def compare(ours: Store, parts: Sequence[LogPart], source: LogSource, survey: Su
     for blank in ended:
         comparison.conflicts.put(blank)
     comparison.settle()
-    # A log without any agreement with ours is another log.
+    # A log without any agreement with ours is another log. A record that is the same message in
+    # both, or that our queues and index confirm in the source, is no disagreement.
     comparison.bare = not survey.messages
+    theirs = {place for place, verdict in comparison.verdicts.items() if verdict > 0}
     others = sum(item.messages for item in comparison.conflicts.items) - sum(
         next(comparison.conflicts.within(place, place + 1), None) is not None
-        for place in comparison.hit)
+        for place in comparison.hit | theirs)
     if not any(item.messages for item in comparison.equal.items) and (others or not any(
             (stretch.keys or stretch.alike) and not stretch.against for stretch in gone)):
         raise RefusedError(
