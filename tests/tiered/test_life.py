@@ -110,6 +110,11 @@ class Life:
         return "--metadata", self.metadata
 
     @property
+    def outside(self) -> tuple[str | Path, ...]:
+        """The metadata are in no folder of the tier: `undo` writes there only if told."""
+        return "--write-outside", self.metadata.parent
+
+    @property
     def index(self) -> tuple[str, ...]:
         return "--index-slots", str(SLOTS), "--index-max", str(MOST)
 
@@ -267,7 +272,7 @@ class Life:
         self.dispatch()
         if self.repaired > repairs_made and self.metadata.read_bytes() != before:
             there = self.everything()
-            self.run("undo", self.root, "--yes", "-o", "json", codes=(6,))
+            self.run("undo", self.root, *self.outside, "--yes", "-o", "json", codes=(6,))
             assert self.everything() == there
 
     def killed_repair(self) -> None:
@@ -287,9 +292,9 @@ class Life:
         killed = self.crashed(("tiered", *args, "--apply", "-o", "json"))
         new = sorted(set(self.repairs()) - repairs)
         if killed and new and self.chance.random() < 0.5:
-            self.crashed(("undo", self.root, *new, "--yes", "-o", "json"))
+            self.crashed(("undo", self.root, *new, *self.outside, "--yes", "-o", "json"))
         if new:
-            self.run("undo", self.root, *new, "--yes", "-o", "json", codes=(0, 2, 6))
+            self.run("undo", self.root, *new, *self.outside, "--yes", "-o", "json", codes=(0, 2, 6))
         assert self.everything() in (before, broke)
         if args[0] == "recover":
             whole = self.index_whole and self.index_once
@@ -312,7 +317,7 @@ class Life:
         self.run(*args)
 
     def undo(self) -> None:
-        self.run("undo", self.root, "--yes", "-o", "json")
+        self.run("undo", self.root, *self.outside, "--yes", "-o", "json")
 
     def expire_local(self) -> None:
         self.run("expire", self.store, "--keep-bytes", f"{self.chance.randint(1, 60)}KiB",
