@@ -146,7 +146,7 @@ class Records:
         return True
 
     def set_field(self, physical: int, name: str, value: int) -> None:
-        """FieldChange a header field of the record at a physical offset."""
+        """Change a header field of the record at a physical offset."""
         _, record, raw = self.read(physical, None)
         if record is not None:
             self.replace(physical, with_fields(raw, **{name: value}))

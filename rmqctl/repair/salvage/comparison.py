@@ -82,6 +82,8 @@ class Comparison:
     * ``verdicts``: by physical offset, how much better our consume queues and index match the
       source's record than our record.
     * ``hit``: physical offsets at which both logs have the same message, damaged in one of them.
+    * ``confirmed``: physical offsets at which our consume queues and index match the source's
+      record better.
     * ``disproved``: physical offsets at which our record is wrong according to the verdict.
     """
 
@@ -94,6 +96,7 @@ class Comparison:
     fields: dict[int, tuple[str, ...]] = field(default_factory=dict)
     verdicts: dict[int, int] = field(default_factory=dict)
     hit: set[int] = field(default_factory=set)
+    confirmed: set[int] = field(default_factory=set)
     disproved: set[int] = field(default_factory=set)
     fillers: list[Array] = field(default_factory=list)
     bare: bool = False
@@ -206,8 +209,11 @@ class _Pass(PhysicalPass):
                 self._comparison.hit.add(place)
             raw = batch.bytes_at(int(rows[index]))
             their_raw = their_batch.bytes_at(int(other[index]))
+            better = self._knowledge(theirs) - self._knowledge(ours)
+            if better > 0:
+                self._comparison.confirmed.add(place)
             self._comparison.verdicts[place] = (
-                self._knowledge(theirs) - self._knowledge(ours) + self._timed(ours, theirs)
+                better + self._timed(ours, theirs)
                 + is_impossible(ours.topic) - is_impossible(theirs.topic)
                 + _TORN * (_is_torn(raw, their_raw) - _is_torn(their_raw, raw))
                 + _TORN * (props.are_sound(theirs.properties) - props.are_sound(ours.properties)))
@@ -441,10 +447,9 @@ def compare(ours: Store, parts: Sequence[LogPart], source: LogSource, survey: Su
     # A log without any agreement with ours is another log. A record that is the same message in
     # both, or that our queues and index confirm in the source, is no disagreement.
     comparison.bare = not survey.messages
-    theirs = {place for place, verdict in comparison.verdicts.items() if verdict > 0}
     others = sum(item.messages for item in comparison.conflicts.items) - sum(
         next(comparison.conflicts.within(place, place + 1), None) is not None
-        for place in comparison.hit | theirs)
+        for place in comparison.hit | comparison.confirmed)
     if not any(item.messages for item in comparison.equal.items) and (others or not any(
             (stretch.keys or stretch.alike) and not stretch.against for stretch in gone)):
         raise RefusedError(

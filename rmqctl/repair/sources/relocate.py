@@ -68,7 +68,7 @@ class Relocator(Closing):
 
     def place(self, record: Record) -> int | None:
         """Return the physical offset in the consume queue entry at the record's queue offset; None
-        if this entry does not match the record, or is not in order with the entries beside it.
+        if this entry does not match the record, or is out of order with most entries beside it.
         """
         queue = self._ours.queues.readable.get((text(record.topic), record.queue_id))
         if queue is None:
@@ -76,7 +76,8 @@ class Relocator(Closing):
         number = record.queue_offset
         try:
             unit = queue.unit(number)
-            beside = [queue.unit(number - 1) if number else None, unit, queue.unit(number + 1)]
+            beside = [(step, queue.unit(number + step)) for step in (-2, -1, 1, 2)
+                      if number + step >= 0]
         except StoreIOError:
             return None
         if unit is None or not unit.is_valid or unit.is_filler or unit.size != record.total_size:
@@ -89,10 +90,12 @@ class Relocator(Closing):
                 return None
             if code != unit.tags_code:
                 return None
-        # Size and tags of the entries of a queue are often equal, so they alone prove no place.
-        places = [entry.physical_offset for entry in beside
-                  if entry is not None and any(entry) and not entry.is_filler]
-        return unit.physical_offset if places == sorted({*places}) else None
+        # Size and tags of the entries of a queue are often equal, so they alone prove no place. One
+        # damaged entry does not discredit those beside it.
+        place = unit.physical_offset
+        agree = [(other.physical_offset - place) * step > 0 for step, other in beside
+                 if other is not None and any(other) and not other.is_filler]
+        return place if all(agree) or 2 * sum(agree) > len(agree) else None
 
     def _by_index(self, record: Record) -> int | None:
         """Return the physical offset that has index entries for all keys of the record; None unless

@@ -328,7 +328,7 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
 
 def _is_torn(raw: bytes, start: int) -> bool:
     """Return whether the last record of a log was cut off: its lengths lead beyond the end, and its
-    size field says the same or has one flipped bit. Otherwise the end is where it says.
+    size field agrees with them except for at most one bit.
     """
     magic, stored = message.magic_at(raw), message.total_size_at(raw)
     size = extent(BytesSource(raw, start), 0, raw[:_MAX_HEAD], magic, MAX_BODY) if (
