@@ -321,6 +321,28 @@ def hashes(const uint8_t[::1] data, const int64_t[::1] start, const int64_t[::1]
 
 # -- CRC-32 ---------------------------------------------------------------------------------------
 
+cdef extern from *:
+    """
+    #if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+    static int rmqctl_avx;
+    static void rmqctl_ask_avx(void) { rmqctl_avx = __builtin_cpu_supports("avx"); }
+    /* A call, at which no vector register is in use by the caller. */
+    static __attribute__((noinline)) void rmqctl_zero_upper(void) {
+        __asm__ volatile("vzeroupper");
+    }
+    #define rmqctl_clean() do { if (rmqctl_avx) rmqctl_zero_upper(); } while (0)
+    #else
+    #define rmqctl_ask_avx() ((void)0)
+    #define rmqctl_clean() ((void)0)
+    #endif
+    """
+    # ISA-L's CRC-32 leaves values in the upper halves of vector registers, which makes the next
+    # instruction that uses a lower half wait for about 150 cycles. A call clears them.
+    void rmqctl_ask_avx() noexcept nogil
+    void rmqctl_clean() noexcept nogil
+
+rmqctl_ask_avx()
+
 ctypedef uint32_t (*crc_function)(uint32_t, const uint8_t *, uint64_t) noexcept nogil
 
 cdef uint32_t table[8][256]
@@ -390,7 +412,13 @@ def byte_changes(uint32_t syndrome, int64_t length):
 
 make_table()
 make_with_top()
-cdef crc_function crc32 = crc_by_table
+cdef crc_function crc_used = crc_by_table
+
+
+cdef inline uint32_t crc32(uint32_t crc, const uint8_t *at, uint64_t length) noexcept nogil:
+    crc = crc_used(crc, at, length)
+    rmqctl_clean()
+    return crc
 
 
 def use_crc(size_t address):
@@ -400,11 +428,11 @@ def use_crc(size_t address):
     Its type must be ISA-L's: uint32_t (uint32_t crc, const unsigned char *data, uint64_t length).
     Returns whether the function at the address is used.
     """
-    global crc32
+    global crc_used
     cdef const uint8_t *probe = b"123456789"
-    crc32 = <crc_function>address if address else crc_by_table
+    crc_used = <crc_function>address if address else crc_by_table
     if crc32(0, probe, 9) != 0xCBF43926u:
-        crc32 = crc_by_table
+        crc_used = crc_by_table
         return False
     return address != 0
 
