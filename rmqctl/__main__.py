@@ -7,11 +7,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-_SELDOM = frozenset({"hashlib", "ipaddress", "numpy._core._add_newdocs",
-                     "numpy._core._add_newdocs_scalars", "pdb", "pickle", "subprocess",
-                     "tokenize", "wcwidth"})
-"""Modules that typer, construct, numpy and tabulate import, but that few runs use: debuggers,
-docstrings, widths of characters."""
+_SELDOM = frozenset({"bz2", "hashlib", "ipaddress", "lzma", "numpy._core._add_newdocs",
+                     "numpy._core._add_newdocs_scalars", "pdb", "pickle", "platform", "random",
+                     "shellingham", "subprocess", "textwrap", "tokenize", "wcwidth"})
+"""Modules that typer, construct, numpy, tabulate and Python's own modules import, but that few runs
+use: debuggers, docstrings, widths of characters, archives."""
 
 
 class _Later:
