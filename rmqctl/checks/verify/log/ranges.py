@@ -26,7 +26,7 @@ from rmqctl.store.log.end import used_size
 from rmqctl.store.log.ranges import Pool, Threads
 from rmqctl.store.store import Store
 
-MIN_RANGE = 8 << 20
+MIN_RANGE = 32 << 20
 _BY_QUEUE, _BY_FILE = 128 << 10, 32 << 10
 """Minimum size of a range: this many bytes for each queue of the store, and for each file of its
 log.
