@@ -56,7 +56,8 @@ def values() -> dict[str, int]:
         "ADDRESS_SIZE": layout.size_of(message.HostV4) - layout.width_of(message.HostV4, "port")[0],
         "MOST_PORT": rules.MAX_PORT, "MOST_TIMES": rules.MAX_RECONSUME_TIMES,
         **{f"{name}_SECONDS": getattr(rules, name) // 1000
-           for name in ("EARLIEST", "YEARS", "HALF_A_YEAR")},
+           for name in ("EARLIEST", "YEARS", "HALF_A_YEAR", "LONG_PAUSE")},
+        "TIME_SLACK": rules.TIME_SLACK,
         "KIND_BITS": rules.KIND, "KIND_MOST": rules.MAX_KIND, "COMPRESSED": sysflag.COMPRESSED,
         "KNOWN_FLAGS": sysflag.KNOWN_BITS, "TRANSACTION_MASK": sysflag.TRANSACTION_MASK,
         "TRANSACTION_PREPARED": sysflag.TRANSACTION_PREPARED,

@@ -13,12 +13,13 @@ cdef enum:  # bytes that are passed with the interpreter locked
 cdef enum:  # cells of the state
     S_AT, S_MESSAGES, S_BYTES, S_LOOSE, S_KEYED, S_FIRST, S_NEWEST, S_OLDEST, S_SEALED, S_FIRST_V2
     S_ENTRY, S_WINDOW, S_FILE, S_INTERVALS, S_HOST, S_HOST_1, S_HOST_2, S_END, S_LAST, S_LAST_END, S_BAD, S_BAD_BYTES
-    S_EXTRA
+    S_EXTRA, S_FIRST_TIME, S_TIME, S_ASTRAY
     S_ASKED, S_ASKED_1, S_CELLS
 
 SOUND_STATE = ("at", "messages", "bytes", "loose", "keyed", "first", "newest", "oldest", "sealed",
                "first_v2", "entry", "window", "file", "intervals", "host", "host_1", "host_2",
-               "end", "last", "last_end", "bad", "bad_bytes", "extra", "asked", "asked_1")
+               "end", "last", "last_end", "bad", "bad_bytes", "extra", "first_time", "time",
+               "astray", "asked", "asked_1")
 
 cdef enum:  # cells of a topic, and of a queue
     T_SHARP, T_FIRST, T_COUNT, T_KIND, T_CELLS
@@ -291,6 +292,7 @@ cdef int sound_until(const uint8_t[::1] data, const Name *name, int64_t base, in
     cdef Record *found
     cdef int64_t messages = state[S_MESSAGES], in_bytes = state[S_BYTES], loose = state[S_LOOSE]
     cdef int64_t keyed = state[S_KEYED], newest = state[S_NEWEST], oldest = state[S_OLDEST]
+    cdef int64_t first_time = state[S_FIRST_TIME], time = state[S_TIME], astray = state[S_ASTRAY]
     cdef int64_t entry_number = state[S_ENTRY], file = state[S_FILE], window = state[S_WINDOW]
     cdef int64_t held = entries.shape[0] // ENTRY_SIZE, files = begins.shape[0]
     cdef int64_t unit_count = units.shape[0] // UNIT_SIZE
@@ -507,8 +509,11 @@ cdef int sound_until(const uint8_t[::1] data, const Name *name, int64_t base, in
             put_head(record, base + reached, &heads[messages, 0])
         if not messages:
             host_0, host_1, host_2, run_sealed = word_0, word_1, word_2, seen.sealed
-            newest = oldest = when
+            newest = oldest = first_time = time = when
+            astray = 0
             state[S_FIRST] = base + reached
+        astray |= when < time - TIME_SLACK or when - time > <int64_t>LONG_PAUSE_SECONDS * 1000
+        time = when
         before, last, last_end = last, reached, at
         newest, oldest = max(newest, when), min(oldest, when)
         messages += 1
@@ -528,6 +533,7 @@ cdef int sound_until(const uint8_t[::1] data, const Name *name, int64_t base, in
     state[S_KEYED], state[S_NEWEST], state[S_OLDEST] = keyed, newest, oldest
     state[S_ENTRY], state[S_FILE], state[S_SEALED] = entry_number, file, run_sealed
     state[S_EXTRA] = extras
+    state[S_FIRST_TIME], state[S_TIME], state[S_ASTRAY] = first_time, time, astray
     state[S_HOST], state[S_HOST_1] = <int64_t>host_0, <int64_t>host_1
     state[S_HOST_2] = <int64_t>host_2
     return why

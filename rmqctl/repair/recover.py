@@ -81,6 +81,7 @@ from rmqctl.repair.salvage.salvage import (
     salvage,
 )
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.sound_store import SoundStore, sound_store
 from rmqctl.repair.sources.opening import OURS, LogSource, Opener, Readers
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, OverlayPiece
@@ -210,6 +211,8 @@ class _Planner:
         unreadable.
         """
         self._database: rocksdb.BuiltDatabase | None = None
+        self._sound: SoundStore | None = None
+        """The store, if neither its log nor what is derived from it needs a repair."""
 
     def note(self, text: str) -> None:
         """Add a note to the plan."""
@@ -447,18 +450,23 @@ class _Planner:
         # The log from itself and from copies; then the configuration of these copies.
         total = sum(file.size for file in self._store.log.files)
         entries: Planned = [], []
+        sound = self._sound = self._sound_store()
         with ExitStack() as stack:
             sources = self._sources(stack)
-            done = stack.enter_context(self._watch("looking for damage", total))
-            saved, entries = self._of_member(sources, done) if (
-                self._store.layout.is_dledger) else (salvage(self._store, self._generation,
-                            missing_file=self._options.missing_file,
-                            ambiguous=self._options.ambiguous,
-                            batch_topics=self._configuration.batch_topics, progress=done,
-                            scratch=self._scratch, correct=self._options.correct,
-                            keep_damaged=self._options.keep_damaged,
-                            fillers=self._options.fillers,
-                            sources=sources, keep_ours=self._options.prefer == OURS), entries)
+            if sound is not None:
+                saved = Salvage(sound.parts, log_end=sound.rebuilt.log_end,
+                                messages=sound.rebuilt.messages)
+            else:
+                done = stack.enter_context(self._watch("looking for damage", total))
+                saved, entries = self._of_member(sources, done) if (
+                    self._store.layout.is_dledger) else (salvage(self._store, self._generation,
+                                missing_file=self._options.missing_file,
+                                ambiguous=self._options.ambiguous,
+                                batch_topics=self._configuration.batch_topics, progress=done,
+                                scratch=self._scratch, correct=self._options.correct,
+                                keep_damaged=self._options.keep_damaged,
+                                fillers=self._options.fillers,
+                                sources=sources, keep_ours=self._options.prefer == OURS), entries)
             config: Planned = lost_config(self._store, sources) if self._options.whole else ([], [])
             self._notes += newer_offsets_of(self._store, sources, config)
         # In the order in which the steps are carried out.
@@ -470,6 +478,17 @@ class _Planner:
         self._configuration = self._configuration.with_batches(
             self._store, saved.inner_batch_topics)
         return saved
+
+    def _sound_store(self) -> SoundStore | None:
+        """Return what is known of a plain store whose log, consume queues and index need no repair,
+        after one fast pass over the log; None for any other store.
+        """
+        options = self._options
+        if (not options.whole or options.sources or options.light_rows or options.form
+                or self._make is not rebuild or self._scratch.keep):
+            return None
+        with self._watch("checking the store", self._store.log.size) as done:
+            return sound_store(self._store, self._configuration, self._scratch, options.jobs, done)
 
     def _of_member(self, sources: Sequence[LogSource], done: Callable[[int], None]) -> tuple[
             Salvage, Planned]:
@@ -590,6 +609,10 @@ class _Planner:
             if in_rocksdb:
                 self._in_rocksdb(saved)
             return None
+        if self._sound is not None:
+            self._notes += self._configuration.notes
+            self._take(joined([], [], self._foreign(self._sound.rebuilt)))
+            return self._sound.rebuilt
         # Rebuilt from the log as it will be, and compared with the store.
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             rebuilt = self._make(
@@ -636,16 +659,19 @@ class _Planner:
                 _part_of(step.target) == CONSUMEQUEUE for step in steps) else 0)
         self._notes += rebuilt.notes
         self._unplaceable = rebuilt.unplaceable
+        self._take(joined(steps, actions, self._foreign(rebuilt)))
+        return rebuilt
+
+    def _foreign(self, rebuilt: Rebuilt) -> Planned:
+        """Return what moves foreign files out of the rebuilt structures."""
         foreign: Planned = [], []
-        # Last, foreign files.
         if self._options.topic is None:
             for name, strays in (
                     (CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
                     (INDEX, foreign_index_entries(self._store))):
                 if name in rebuilt.only:
                     foreign = [*foreign[0], *strays[0]], [*foreign[1], *strays[1]]
-        self._take(joined(steps, actions, foreign))
-        return rebuilt
+        return foreign
 
     def _rows_before(self) -> int:
         return sum(queue.disk_end - queue.first_index

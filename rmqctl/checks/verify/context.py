@@ -18,6 +18,7 @@ from rmqctl.checks.verify.index.keys import KeyTally
 from rmqctl.checks.verify.log.seals import Seals
 from rmqctl.checks.verify.queue.rows import QueueKey, QueueTally, merged
 from rmqctl.formats.local import properties as props
+from rmqctl.formats.local.header_rules import LONG_PAUSE, TIME_SLACK
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.frames import BLANK, Array, Span
 from rmqctl.scan.headers import Headers
@@ -246,6 +247,8 @@ class PassFacts:
     * ``odd_numbers``: offsets of records with a numeric property that a broker cannot parse
     * ``first_v2``: offset of the first record of version 2
     * ``complete``: whether all of this data was kept and no message has additional entries
+    * ``first_time``, ``last_time``: store times (ms) of the first and the last intact message
+    * ``in_order``: whether no store time is lower than the one before, or much greater
     """
 
     intact_end: int = -1
@@ -253,9 +256,22 @@ class PassFacts:
     odd_numbers: list[int] = field(default_factory=list)
     first_v2: int | None = None
     complete: bool = True
+    first_time: int | None = None
+    last_time: int | None = None
+    in_order: bool = True
+
+    def follow(self, first: int | None, last: int | None, in_order: bool) -> None:
+        """Add the first and the last store time of the next messages."""
+        if first is None:
+            return
+        if self.last_time is not None:
+            in_order &= -TIME_SLACK <= first - self.last_time <= LONG_PAUSE
+        self.first_time = first if self.first_time is None else self.first_time
+        self.last_time, self.in_order = last, self.in_order and in_order
 
     def merge(self, other: PassFacts) -> None:
         """Merge the data of the range after this one."""
+        self.follow(other.first_time, other.last_time, other.in_order)
         self.intact_end = max(self.intact_end, other.intact_end)
         self.blanks += other.blanks
         self.odd_numbers += other.odd_numbers
@@ -353,13 +369,22 @@ class RangeResult:
 
 @dataclass(slots=True)
 class ComparedStructures:
-    """Structures that the pass compares with the log. ``profile``: whether the pass also creates a
-    profile.
+    """Structures that the pass compares with the log.
+
+    ``profile``: whether the pass also creates a profile.
+    ``plain``: whether the pass raises `NotPlainError` as soon as the log cannot be plain.
     """
 
     queues: bool = True
     index: bool = True
     profile: bool = False
+    plain: bool = False
+
+
+class NotPlainError(Exception):
+    """A log with damage, with messages of special kinds, or whose messages the compiled check does
+    not accept.
+    """
 
 
 def known_topics(store: Store) -> frozenset[str] | None:

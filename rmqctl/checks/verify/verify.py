@@ -46,6 +46,8 @@ STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "tim
               "compaction", "store")
 _OVER_LOG = ("commitlog", "consumequeue", "index", "checkpoint", "timer")
 """Structures that are compared with the log."""
+LOG_STRUCTURES = frozenset({"commitlog", "consumequeue", "index"})
+"""The log and the structures that a broker makes of it alone."""
 _WITHOUT_LOG = frozenset({"config", "store"})
 """Structures that can be checked without reading the log."""
 _BEYOND = frozenset({"cq-ahead", "log-cut", "index-ahead", "checkpoint-ahead"})
@@ -69,6 +71,7 @@ class VerifyOptions:
     * ``ranges``: number of ranges that the log is split into for these threads (None: automatic)
     * ``profile``: also profile the log by time and position
     * ``release``: release of the assumed broker (None: the release that wrote the store)
+    * ``plain``: raise `NotPlainError` as soon as the log cannot be plain
 
     Three options restrict the run to a part of the log. Entries are then compared only with this
     part.
@@ -88,6 +91,7 @@ class VerifyOptions:
     profile: bool = False
     part: tuple[int, int] | None = None
     release: str | None = None
+    plain: bool = False
 
     def wants(self, structure: str) -> bool:
         return self.only is None or structure in self.only
@@ -254,7 +258,7 @@ class Verification:
             # Ends first: what a running broker dispatches from now on is already in the log.
             ends = self._ends()
             wanted = ComparedStructures(self._judges("consumequeue"), options.wants("index"),
-                                        options.profile)
+                                        options.profile, options.plain)
             try:
                 self.parts = self._parts()
                 if self.parts is None:
@@ -262,7 +266,8 @@ class Verification:
                                         options.minimum_range, self.pool, options.ranges)
                 else:
                     result = ranges.run_parts(store, ends, wanted, self.parts, self.progress)
-                if self.parts is None and options.only is None and store.cut_off is None:
+                if self.parts is None and store.cut_off is None and all(
+                        map(options.wants, LOG_STRUCTURES)):
                     self.seen = result
             except StoreIOError as error:
                 yield Finding("file-unreadable", "commitlog", str(error))

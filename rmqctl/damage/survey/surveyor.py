@@ -26,7 +26,7 @@ from rmqctl.damage.survey.survey import (
 )
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.header_rules import MAX_PORT
+from rmqctl.formats.local.header_rules import LONG_PAUSE, MAX_PORT, TIME_SLACK
 from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import appended_crcs, glued, unsound_texts
@@ -41,12 +41,6 @@ from rmqctl.store.store import Store
 
 Event = tuple[int, Callable[[], None]]
 """A physical offset, and a function that processes the bytes at this offset."""
-_SLACK = 1000
-"""Maximum time in ms by which a store time may be out of order without being reported."""
-_LONG_PAUSE = 30 * 24 * 3600 * 1000
-"""Maximum time (ms) between the first two messages, and between the last two messages. After a
-longer pause, the first or the last message is reported as out of order.
-"""
 _FAR = 1 << 61
 """Store times (ms) are capped at this value, so that adding a pause does not overflow. All real
 times are far below it.
@@ -106,7 +100,7 @@ class Surveyor:
         survey.headers.settle()
         if len(self._passed.times) > 1:
             (_, before), (physical, when) = self._passed.times
-            if not before - _SLACK <= when <= before + _LONG_PAUSE:
+            if not before - TIME_SLACK <= when <= before + LONG_PAUSE:
                 survey.astray.append((physical, before, 1 << 62))
         return survey
 
@@ -424,10 +418,11 @@ class Surveyor:
         if len(when) > 1:
             survey.newest_before_last = max(survey.newest_before_last, int(when[:-1].max()))
         if is_start and len(when) > 1 and not (
-                when[1] - _LONG_PAUSE <= when[0] <= when[1] + _SLACK):
+                when[1] - LONG_PAUSE <= when[0] <= when[1] + TIME_SLACK):
             survey.astray.append((int(offset[0]), -1, int(when[1])))
         before, own_times, behind = when[:-2], when[1:-1], when[2:]
-        out = (before <= behind) & ((own_times < before - _SLACK) | (own_times > behind + _SLACK))
+        out = (before <= behind) & (
+            (own_times < before - TIME_SLACK) | (own_times > behind + TIME_SLACK))
         if out.any() and len(survey.astray) < MAX_ODD:
             survey.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
                                      behind[out].tolist(), strict=True))

@@ -40,6 +40,12 @@ EARLIEST = 1_325_376_000_000
 YEARS = 2 * 365 * 24 * 3600 * 1000
 HALF_A_YEAR = YEARS // 4
 MAX_RECONSUME_TIMES = 1 << 16
+TIME_SLACK = 1000
+"""Maximum time in ms by which a store time may be out of order without being reported."""
+LONG_PAUSE = 30 * 24 * 3600 * 1000
+"""Maximum time (ms) between the first two messages, and between the last two messages. After a
+longer pause, the first or the last message is reported as out of order.
+"""
 """Maximum plausible value of reconsume times."""
 _LAST_CODEC = max(CODECS)
 KIND = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK

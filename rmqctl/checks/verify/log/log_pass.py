@@ -13,13 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rmqctl.checks.verify.common import BY_QUEUE, unconfirmed_bytes
-from rmqctl.checks.verify.context import MAX_LISTED, BadRecord, ComparedStructures, RangeResult
+from rmqctl.checks.verify.context import (
+    MAX_LISTED,
+    BadRecord,
+    ComparedStructures,
+    NotPlainError,
+    RangeResult,
+)
 from rmqctl.checks.verify.index.keys import KeyCheck
 from rmqctl.checks.verify.log.sound import SoundPass
 from rmqctl.checks.verify.queue.batch_rows import batch_expected
 from rmqctl.checks.verify.queue.rows import ExpectedEntries, ExpectedRows, QueueKey
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
+from rmqctl.formats.local.header_rules import LONG_PAUSE, TIME_SLACK
 from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.kernel import active
 from rmqctl.scan import text
@@ -40,6 +47,11 @@ if TYPE_CHECKING:
 
 _SMALL, _MAX_HELD = 1 << 18, 1 << 21
 """Maximum number of bytes in one buffer of pending messages, and in all buffers."""
+_LEAST_LEFT, _SHARE_LEFT = 4 << 20, 16
+"""Bytes that the compiled check may leave in a plain log: the first value, and one of the second
+number of bytes.
+"""
+_SPECIAL = props.INNER.encode()
 UNREADABLE = "(unreadable)"
 """Value of a span's ``field`` if the system could not read the bytes of the span."""
 
@@ -62,6 +74,7 @@ class LogPass:
         self._batch_topics = {os.fsencode(topic) for topic, _ in store.queues.batch}
         self._held: list[Batch] = []
         self._held_bytes = 0
+        self._left_bytes = 0
         self._started = False
         kernel = active()
         self._sound = None if kernel is None or wanted.profile else SoundPass(
@@ -98,6 +111,8 @@ class LogPass:
             self._start(base + at)
         self._take_held()
         reached = self._sound.over(data, base, at, end, lost, self.result)
+        if self.wanted.plain and (self.result.bad or self._sound.has_damaged):
+            raise NotPlainError
         self._progress(base + reached - self.result.position)
         self.result.position = base + reached
         return reached
@@ -180,6 +195,8 @@ class LogPass:
             else:
                 result.bytes_damaged += span.length
                 self._keep_span(span)
+        if self.wanted.plain:
+            self._require_plain(batch)
         if not len(batch):
             if result.profile is not None:
                 result.profile.add(batch, np.ones(0, bool))
@@ -222,6 +239,17 @@ class LogPass:
             self._batches(batch, codes, ok)
         self._messages.check(CheckedBatch(batch, properties, codes, ok, sealed))
 
+    def _require_plain(self, batch: Batch) -> None:
+        """Raise NotPlainError at damage, at messages of special kinds, and if the compiled check
+        leaves too many messages.
+        """
+        self._left_bytes += int(batch.frame_size.sum())
+        passed = self.result.position - self.result.first
+        if (self.result.bytes_damaged or self._left_bytes > max(
+                _LEAST_LEFT, passed // _SHARE_LEFT) or not batch.crc_ok().all() or any(
+                    _SPECIAL in batch.bytes_at(row) for row in range(len(batch)))):
+            raise NotPlainError
+
     def _note(self, batch: Batch, numbers: Array) -> None:
         """Record the data about a batch that a prediction needs (`PassFacts`)."""
         facts = self.result.passed
@@ -229,6 +257,9 @@ class LogPass:
         if len(intact):
             facts.intact_end = int(batch.offset[intact[-1]]
                                    + batch.column("total_size")[intact[-1]])
+            when = batch.column("store_timestamp")[intact]
+            ordered = (when[1:] >= when[:-1] - TIME_SLACK) & (when[1:] <= when[:-1] + LONG_PAUSE)
+            facts.follow(int(when[0]), int(when[-1]), bool(ordered.all()))
         facts.odd_numbers += batch.offset[numbers[:MAX_LISTED]].tolist()
         facts.complete &= len(facts.odd_numbers) < MAX_LISTED
         if facts.first_v2 is None and batch.has_v2:

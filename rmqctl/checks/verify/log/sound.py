@@ -91,6 +91,11 @@ class SoundPass:
         """Return the number of skipped messages that are not counted yet."""
         return self._get("messages") + self._get("bad")
 
+    @property
+    def has_damaged(self) -> bool:
+        """Return whether a record with a damaged body was skipped and is not recorded yet."""
+        return self._get("bad") > 0
+
     def _get(self, name: str) -> int:
         return int(self._state[self._at[name]])
 
@@ -252,6 +257,7 @@ class SoundPass:
         result.seals.add_run(UnsealedRun(first, end, count), sealed=sealed)
         result.headers.add_run(self._heads, count)
         result.passed.intact_end = end
+        result.passed.follow(self._get("first_time"), self._get("time"), not self._get("astray"))
         newest = self._get("newest")
         result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
 
