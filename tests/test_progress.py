@@ -146,7 +146,7 @@ def test_recover_names_each_pass_and_tells_no_more_than_its_bytes(golden_copy):
 
     with Scratch() as scratch:
         plan_recover(str(root), scratch, RecoverOptions(jobs=2), watch)
-    assert list(totals)[:2] == ["looking for damage", "rebuilding"]
+    assert list(totals)[:3] == ["checking the store", "looking for damage", "rebuilding"]
     for label, (total, *parts) in totals.items():
         assert sum(parts) <= total, label
     assert len(totals["looking for damage"]) > 2

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.verify.context import NotPlainError
 from rmqctl.checks.verify.verify import LOG_STRUCTURES, Verification, VerifyOptions
-from rmqctl.kernel import active
+from rmqctl.engine.dispatch.index import newest_full_end
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.broker_config import Configured
 from rmqctl.repair.checkpoint import facts_of
@@ -43,15 +44,19 @@ def sound_store(store: Store, configuration: Configured, scratch: Scratch, jobs:
     Raises: StoreIOError; RefusedError for a log whose files do not fit together.
     """
     settings = configuration.settings
-    if (active() is None or not store.log.files or store.layout.consumequeue != "file"
+    if (not store.log.files or store.layout.consumequeue != "file"
             or store.layout.is_dledger or store.layout.damaged or store.layout.unread
             or store.snapshot is not None or store.lock.held or ended_by_repair(store) is not None
-            or configuration.batch_topics
-            or not settings.message_index
-            or settings.consumequeue_ext or store.queues.batch or store.queues.light.own
+            or configuration.batch_topics or store.queues.batch or store.queues.light.own
+            or settings.consumequeue_ext or not settings.message_index
             or not store.index.listing.files):
         return None
     parts = log_parts(store)
+    shape = IndexShape(settings.index_slots, settings.index_max)
+    if any(file.shape != shape for file in store.index.newest_first()) or any(
+            file.size != settings.consumequeue_file_size
+            for queue in store.queues.plain.values() for file in queue.files):
+        return None
     if any(part.path is None for part in parts) or without_empty_end(parts)[1] or any(
             file.size != parts[0].size for file in store.log.files):
         return None
@@ -67,11 +72,12 @@ def sound_store(store: Store, configuration: Configured, scratch: Scratch, jobs:
             or not seen.passed.in_order):
         return None
     facts = facts_of(store)
+    paths = [file.path for file in store.index.listing.files]
     return SoundStore(tuple(parts), Rebuilt(
         root=store.root, scratch=scratch, settings=settings, only=BOTH, topic=None, queue=None,
         log_min=parts[0].base, log_end=check.log_end, messages=seen.messages,
         last=seen.last_record_start, newest=seen.last_store_timestamp or 0,
-        logics_timestamp=facts.logics, index_timestamp=facts.index,
+        logics_timestamp=facts.logics, index_timestamp=newest_full_end(paths[:-1], shape),
         gaps=0, refused=0, unplaceable=0, damage=Damage(), expired=Expired(), store=store,
         next_offsets={key: tally.next_offset for key, tally in seen.queues.items()},
         same=frozenset(store.queues.plain),

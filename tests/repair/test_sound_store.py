@@ -41,7 +41,7 @@ def plan_of(root: Path, options: RecoverOptions | None = None) -> Plan:
         return plan_recover(str(root), scratch, options or RecoverOptions(), watch)
 
 
-def told(plan: Plan) -> dict[str, Any]:
+def changes_of(plan: Plan) -> dict[str, Any]:
     """All of a plan; of its steps what they change."""
     values = {field.name: getattr(plan, field.name) for field in fields(plan)}
     return values | {"steps": [(type(step), step.target) for step in plan.steps]}
@@ -59,10 +59,10 @@ def without(*_: object) -> None:
 def test_a_sound_store_is_read_once(golden, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recover, "salvage", refuse)
     monkeypatch.setattr(recover, "derived_steps", refuse)
-    fast = told(plan_of(golden(name)))
+    fast = changes_of(plan_of(golden(name)))
     monkeypatch.undo()
     monkeypatch.setattr(recover, "sound_store", without)
-    assert fast == told(plan_of(golden(name)))
+    assert fast == changes_of(plan_of(golden(name)))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -84,10 +84,10 @@ def test_a_changed_byte_is_repaired_as_before(golden_copy, name: str, seed: int,
         data = path.read_bytes()
         at = chance.randrange(len(data.rstrip(b"\0")))
         path.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1:])
-        fast = told(plan_of(root))
+        fast = changes_of(plan_of(root))
         with monkeypatch.context() as patched:
             patched.setattr(recover, "sound_store", without)
-            assert fast == told(plan_of(root)), (path, at)
+            assert fast == changes_of(plan_of(root)), (path, at)
         path.write_bytes(data)
 
 

@@ -79,6 +79,8 @@ class LogPass:
         kernel = active()
         self._sound = None if kernel is None or wanted.profile else SoundPass(
             kernel, store, wanted, self._messages.rows, self._messages.batched)
+        if wanted.plain and self._sound is None:
+            raise NotPlainError
         self._units: UnitReader | None = None
         if any(file.head for file in store.log.files):
             from rmqctl.checks.verify.log.entries import EntryTally
