@@ -240,6 +240,8 @@ class LogPass:
         if self._batch_topics:
             self._batches(batch, codes, ok)
         self._messages.check(CheckedBatch(batch, properties, codes, ok, sealed))
+        if self.wanted.plain and self._messages.differ:
+            raise NotPlainError
 
     def _require_plain(self, batch: Batch) -> None:
         """Raise NotPlainError at damage, at messages of special kinds, and if the compiled check
@@ -360,6 +362,11 @@ class MessageChecks:
                 self.keys = KeyCheck(entries, first)
             else:
                 entries.close()
+
+    @property
+    def differ(self) -> bool:
+        """Return whether a message without its entry, or a key without its entry, was met."""
+        return self.rows.has_claims or (self.keys is not None and bool(self.keys.tally.missing))
 
     def finish(self, end: int | None) -> None:
         """Finish the comparison. ``end``: the end of the range (None: the end of the log)."""

@@ -185,6 +185,11 @@ class ExpectedEntries:
         self._listed = self._noted = 0
         self._ext: dict[QueueKey, ExtReader] = {}
 
+    @property
+    def has_claims(self) -> bool:
+        """Return whether a message with another entry, or none, is listed."""
+        return self._listed > 0
+
     def number(self, key: QueueKey) -> int:
         """Return the number that represents a queue in `ExpectedRows.queue`."""
         number = self._numbers.get(key)
