@@ -10,6 +10,7 @@ from rmqctl.broker.recovery import ended_by_repair
 from rmqctl.checks.verify.context import NotPlainError
 from rmqctl.checks.verify.verify import LOG_STRUCTURES, Verification, VerifyOptions
 from rmqctl.engine.dispatch.index import newest_full_end
+from rmqctl.formats.local.consume_queue import byte_offset
 from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.broker_config import Configured
@@ -18,8 +19,10 @@ from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.rebuild import BOTH, Rebuilt
 from rmqctl.repair.salvage.log_files import log_parts, without_empty_end
 from rmqctl.repair.scratch import Scratch
+from rmqctl.repair.targets import is_alias
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.passed_over import Damage
+from rmqctl.store.queue.consume_queue import FileQueue
 from rmqctl.store.queue.store_queues import QueueFolders
 from rmqctl.store.store import Store
 
@@ -53,9 +56,9 @@ def sound_store(store: Store, configuration: Configured, scratch: Scratch, jobs:
         return None
     parts = log_parts(store)
     shape = IndexShape(settings.index_slots, settings.index_max)
-    if any(file.shape != shape for file in store.index.newest_first()) or any(
-            file.size != settings.consumequeue_file_size
-            for queue in store.queues.plain.values() for file in queue.files):
+    if not _has_usual_index(store, shape) or not all(
+            _has_usual_files(store.root, queue, settings.consumequeue_file_size)
+            for queue in store.queues.plain.values()):
         return None
     if any(part.path is None for part in parts) or without_empty_end(parts)[1] or any(
             file.size != parts[0].size for file in store.log.files):
@@ -82,3 +85,27 @@ def sound_store(store: Store, configuration: Configured, scratch: Scratch, jobs:
         next_offsets={key: tally.next_offset for key, tally in seen.queues.items()},
         same=frozenset(store.queues.plain),
         scratch_queues=QueueFolders(scratch.root, settings.consumequeue_file_size)))
+
+
+def _has_usual_index(store: Store, shape: IndexShape) -> bool:
+    """Return whether all index files have this shape, in the order of the log, and none is a link
+    to another file of the store.
+    """
+    begins = []
+    for file in store.index.newest_first():
+        if file.shape != shape:
+            return False
+        begins.append(file.header.begin_phy_offset)
+    return begins == sorted(begins, reverse=True) and not any(
+        is_alias(store.root, file.path) for file in store.index.listing.files)
+
+
+def _has_usual_files(root: str, queue: FileQueue, size: int) -> bool:
+    """Return whether all files of a queue have this size, the last one has entries, nothing follows
+    the last entry, and no file is a link to another file of the store.
+    """
+    files = queue.files
+    if any(file.size != size or is_alias(root, file.path) for file in files):
+        return False
+    end = queue.written
+    return queue.disk_end == end and (len(files) < 2 or byte_offset(end) > files[-1].base)

@@ -91,6 +91,44 @@ def test_a_changed_byte_is_repaired_as_before(golden_copy, name: str, seed: int,
         path.write_bytes(data)
 
 
+def link_inside(root: Path) -> None:
+    path = max((root / "consumequeue" / "TP_fraud_Topic" / "0").iterdir())
+    path.rename(root / "spare")
+    path.symlink_to(root / "spare")
+
+
+def further_file(root: Path) -> None:
+    path = max((root / "consumequeue" / "TP_fraud_Topic" / "0").iterdir())
+    size = path.stat().st_size
+    path.with_name(f"{int(path.name) + size:020}").write_bytes(bytes(size))
+
+
+def byte_behind_the_end(root: Path) -> None:
+    path = max((root / "consumequeue" / "TP_fraud_Topic" / "0").iterdir())
+    data = path.read_bytes()
+    used = len(data.rstrip(b"\0")) // 20 * 20 + 20
+    assert used + 20 <= len(data)
+    path.write_bytes(data[:used + 19] + b"\1" + data[used + 20:])
+
+
+def swapped_index_files(root: Path) -> None:
+    first, second, *_ = sorted((root / "index").iterdir())
+    data = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(data)
+
+
+@pytest.mark.parametrize("change", [
+    link_inside, further_file, byte_behind_the_end, swapped_index_files])
+def test_what_verify_allows_and_a_rebuild_changes(
+        golden_copy, change: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    root = golden_copy("5.3.3/basic/store")
+    change(root)
+    fast = changes_of(plan_of(root))
+    monkeypatch.setattr(recover, "sound_store", without)
+    assert fast == changes_of(plan_of(root))
+
+
 def test_damage_ends_the_pass(golden_copy) -> None:
     root = golden_copy("5.3.3/basic/store")
     path = min((root / "commitlog").iterdir())
