@@ -69,6 +69,23 @@ def test_what_was_swapped_comes_back(swap: Callable[[Path], None], gone: tuple[s
     assert recover(store, options=(*sizes, *JSON)).expect(0).json()["actions"] == []
 
 
+@pytest.mark.parametrize("which", [1, 2])
+def test_swapped_files_come_back_beside_a_copy_of_one_of_their_pages(which: int,
+                                                                     tmp_path: Path) -> None:
+    """The copy's records name a place, too, but nothing at that place names the copy's."""
+    writer = filled()
+    for number in range(0, 120, 7):
+        writer.put("orders", b"x" * (5 * number), keys=f"x{number}")
+    store = writer.write(tmp_path / "store")
+    whole, (first, *swapped) = log_of(store), names(store)[:3]
+    damage.write(store, first, 0, (store / swapped[which - 1]).read_bytes()[:PAGE])
+    damage.swap_names(store, *swapped)
+    shutil.rmtree(store / "consumequeue")
+    recover(store, options=(*SIZES, "--consumequeue-file-size", "400", *APPLY)).expect(1)
+    now = log_of(store)
+    assert {name for name in whole if now[name] != whole[name]} == {first}
+
+
 @pytest.mark.parametrize("gone", [("consumequeue",), ("consumequeue", "index")])
 def test_a_file_that_took_the_place_of_the_next(gone: tuple[str, ...], tmp_path: Path) -> None:
     """All its messages say places that are off by one bit: it was moved, and goes back whole."""

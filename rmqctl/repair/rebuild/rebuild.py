@@ -101,6 +101,7 @@ class Rebuilt:
     * ``void_from``: physical offset from which the log was copied from another store; the store's
       own entries do not belong to it
     * ``same``: queues of the ``store`` that were not rebuilt because they need no rebuild
+    * ``parts``: the log
     """
 
     root: str
@@ -126,6 +127,7 @@ class Rebuilt:
     repeated: int = 0
     store: Store | None = None
     same: frozenset[QueueKey] = frozenset()
+    parts: Sequence[LogPart] = ()
     scratch_queues: QueueFolders = field(kw_only=True)
     """The files in ``scratch``."""
 
@@ -308,7 +310,7 @@ class _Job:
             only=self._only,
             topic=self._topic, queue=self._queue, log_min=self._log_min, log_end=self._log_end,
             index_timestamp=index_timestamp, next_offsets=next_offsets, expired=self._expired,
-            store=self._twin_store, same=same)
+            store=self._twin_store, same=same, parts=self._parts)
 
     def _begin(self) -> RebuildProgress:
         self._scratch.clear()

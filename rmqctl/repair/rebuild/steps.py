@@ -17,6 +17,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed
 from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import batch_consume_queue, consume_queue, names
+from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.repair.plan import (
     Action,
@@ -35,6 +36,7 @@ from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.repair.rebuild.seed import BATCH, EXT, PLAIN
 from rmqctl.repair.targets import is_alias
 from rmqctl.scan.derived import QueueKey
+from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
@@ -87,7 +89,7 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
     for key, queue in rebuilt.present.items():
         if key not in rebuilt_ends:
             with closing(queue):
-                cut = _first_beyond(queue, rebuilt.rows_end) if rebuilt.wants(key) else None
+                cut = _first_wrong(rebuilt, key, queue) if rebuilt.wants(key) else None
                 ends[key] = queue.written if cut is None else min(cut, queue.written)
     for key, batches in rebuilt.present_batches.items():
         if key not in rebuilt_ends:
@@ -204,7 +206,7 @@ class _Plain(_Queue):
         if built is None or not built.files:
             assert present is not None
             with closing(present):
-                end = _first_beyond(present, self.rebuilt.rows_end)
+                end = _first_wrong(self.rebuilt, self.key, present)
                 damaged = end is None and _is_damaged_at_end(present, self.rebuilt.log_min)
                 end = present.written if damaged else end
             if end is None or before is None:
@@ -251,15 +253,55 @@ class _Batch(_Queue):
         return self.summarised(steps, before, after)
 
 
-def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
-    """Return the queue offset of the first entry that points beyond the end of the log; None if no
-    entry does.
+def _first_wrong(rebuilt: Rebuilt, key: QueueKey, queue: ConsumeQueue) -> int | None:
+    """Return the queue offset from which on no entry of a queue can be right; None if its last
+    entry can be. The log has no message of the queue.
+
+    An entry cannot be right if it points beyond the end of the log, or to a place where the log is
+    intact: messages of other queues are there. Entries that point into damage are evidence, and
+    stay.
     """
+    log_end = rebuilt.rows_end
+    is_judged = _is_without_messages(rebuilt, key)
+    wrong_from: int | None = None
     for first, rows in queue.pages(queue.first_index, queue.written):
-        behind = np.flatnonzero(rows["physical_offset"] >= log_end)
+        places = rows["physical_offset"]
+        behind = np.flatnonzero(places >= log_end)
         if len(behind):
-            return first + int(behind[0])
-    return None
+            places = places[:behind[0]]
+        possible = np.flatnonzero(~_is_in_intact_log(rebuilt, places) | (
+            rows["size"][:len(places)] == consume_queue.FILLER.size)
+            if is_judged else np.ones(len(places), bool))
+        if len(possible):
+            wrong_from = first + int(possible[-1]) + 1
+        elif wrong_from is None:
+            wrong_from = first
+        if len(behind):
+            return wrong_from
+    return None if wrong_from == queue.written else wrong_from
+
+
+def _is_without_messages(rebuilt: Rebuilt, key: QueueKey) -> bool:
+    """Return whether it is certain that the intact part of the log has no message of a queue."""
+    topic, _ = key
+    if rebuilt.refused or rebuilt.damage.count > len(rebuilt.damage.spans):
+        return False
+    if topic.startswith(LMQ_PREFIX):  # its entries may have another queue id, or be switched off
+        return rebuilt.settings.multi_dispatch and all(
+            topic != other for other, _ in rebuilt.next_offsets)
+    return key not in rebuilt.next_offsets
+
+
+def _is_in_intact_log(rebuilt: Rebuilt, places: Array) -> Array:
+    """Return whether each physical offset is in a part of the log that is not damaged."""
+    inside: Array = np.zeros(len(places), bool)
+    if not len(places) or places.max() < rebuilt.log_min:  # nearly always, all have expired
+        return inside
+    for part in rebuilt.parts:
+        inside |= (places >= part.base) & (places < part.end)
+    for span in rebuilt.damage.spans:
+        inside &= (places < span.offset) | (places >= span.offset + span.length)
+    return inside
 
 
 def _is_damaged_at_end(queue: ConsumeQueue, log_min: int) -> bool:

@@ -190,7 +190,7 @@ class _PoolRebuild:
         return Rebuilt.of(
             done, root=self._root, scratch=self._scratch, settings=self._job.settings,
             only=self._only, topic=self._topic, queue=self._queue, log_min=self._log_min,
-            log_end=self._log_end, next_offsets=next_offsets, expired=expired,
+            log_end=self._log_end, next_offsets=next_offsets, expired=expired, parts=self._parts,
             index_timestamp=outcomes[len(indexes) - 1].index_timestamp if indexes else 0)
 
     # -- reading ----------------------------------------------------------------------------------

@@ -54,13 +54,15 @@ def swapped_pages(
     Raises: StoreIOError.
     """
     stretches = _joined(regions)
-    swaps = _candidates(parts, stretches)
+    candidates = _candidates(parts, stretches)
     for _ in range(_MAX_TRIES):
+        swaps = _disjoint(candidates)
         pieces = _pieces(parts, swaps)
         fitting = _fitting(parts, stretches, swaps, pieces)
         if len(fitting) == len(swaps):
             return pieces
-        swaps = fitting
+        refuted = {*swaps} - {*fitting}
+        candidates = [swap for swap in candidates if swap not in refuted]
     return {}
 
 
@@ -76,8 +78,10 @@ def _joined(regions: Sequence[Region]) -> list[Stretch]:
 
 
 def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[Swap]:
-    """Return pairs of pages whose records' physical offsets suggest a swap; no page occurs
-    twice.
+    """Return pairs of pages whose records' physical offsets suggest a swap.
+
+    First come the pairs in which each page has a record that belongs into the other: a stale copy
+    of a page suggests a swap, too, but only from one side.
     """
     starts = [start for _, start, _ in stretches]
 
@@ -86,7 +90,7 @@ def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[
         return number >= 0 and page + size <= stretches[number][2]
 
     # Each misplaced record shows how far its page was moved.
-    swaps: dict[Swap, None] = {}
+    named_from: dict[Swap, set[int]] = {}
     for file, start, end in stretches:
         part = parts[file]
         with part.open() as source:
@@ -97,9 +101,14 @@ def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[
                     here = part.base + place - place % size
                     there = here + delta
                     if delta % size == 0 and is_inside(here, size) and is_inside(there, size):
-                        swaps[min(here, there), max(here, there), size] = None
+                        named_from.setdefault((min(here, there), max(here, there), size),
+                                              set()).add(here)
                         break
-    # A page can be part of only one swap.
+    return sorted(named_from, key=lambda swap: -len(named_from[swap]))
+
+
+def _disjoint(swaps: Sequence[Swap]) -> list[Swap]:
+    """Return the swaps without those that share a page with an earlier one."""
     taken: set[int] = set()
     chosen = []
     for low, high, size in swaps:
