@@ -93,7 +93,10 @@ with tempfile.TemporaryDirectory() as folder:
     (first,) = table("messages", "store string").select("store").limit(1).collect()
     shutil.copytree(first.store, growing)
     written = sorted(Path(growing, "commitlog").iterdir())
-    later = written[-1].rename(f"{folder}/later")  # the last file is not written yet
+    # The last file is not written yet, and no entry leads there: a missing file would be a loss.
+    later = written[-1].rename(f"{folder}/later")
+    for entries in ("consumequeue", "index"):
+        shutil.rmtree(f"{growing}/{entries}")
 
     def follow() -> int:
         """Read the new messages, save the position in the checkpoint, return the message count."""

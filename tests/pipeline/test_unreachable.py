@@ -23,7 +23,7 @@ def test_a_master_that_does_not_answer(tmp_path):
     assert done.returncode == 5
     assert done.stdout == ""
     assert done.stderr == ("rmqctl: error: no cluster answers at spark://127.0.0.1:1 "
-                           f"(Spark's messages: {log})\n")
+                           f"(Spark's log: {log})\n")
     assert "All masters are unresponsive" in log.read_text()
 
 

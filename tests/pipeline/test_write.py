@@ -129,7 +129,7 @@ def test_no_row_at_all_makes_an_empty_store(rocketmq, tmp_path, rmqctl):
 REFUSED = {
     "strange column": ("topic string, body string, tag string", {}, "no column tag"),
     "no body": ("topic string", {}, "missing column: body"),
-    "not recorded": ("topic string, body string", {"asRecorded": "true"}, "columns missing"),
+    "not recorded": ("topic string, body string", {"asRecorded": "true"}, "requires these columns"),
     "unknown option": ("topic string, body string", {"commitlogSize": "1"}, "unknown option"),
     "no size": ("topic string, body string", {"commitlogFileSize": "big"}, "invalid size"),
     "no version": ("topic string, body string", {"brokerVersion": "3.2"}, "3.2"),
