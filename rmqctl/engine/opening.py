@@ -81,9 +81,9 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
     if not log.files:
         return LogState(0, 0, not store.has_abort)
     for file in log.files:
-        if file.size != log.file_size:
+        if file.length != log.file_size:
             raise RefusedError(
-                f"{file.path}: has {file.size} bytes, the other files have {log.file_size}; a "
+                f"{file.path}: has {file.length} bytes, the other files have {log.file_size}; a "
                 "broker would not start on it, so nothing is appended")
     for gap in log.gaps():
         raise RefusedError(f"{store.root}: the log file for physical offsets {gap.start} to "

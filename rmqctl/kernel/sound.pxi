@@ -513,6 +513,7 @@ cdef int sound_until(const uint8_t[::1] data, const Name *name, int64_t base, in
             astray = 0
             state[S_FIRST] = base + reached
         astray |= when < time - TIME_SLACK or when - time > <int64_t>LONG_PAUSE_SECONDS * 1000
+        astray |= (when < time) << 1
         time = when
         before, last, last_end = last, reached, at
         newest, oldest = max(newest, when), min(oldest, when)

@@ -307,7 +307,8 @@ class FileSource(Closing):
     """A regular file, read by position. Use as a context manager or call `close`.
 
     ``size`` is the size at opening. Bytes from position ``limit`` on read as zeros, because they
-    were written after the examined moment. With ``device``, the file may be a block device.
+    were written after the examined moment. With ``device``, the file may be a block device. The
+    source ends at position ``most``, even if the file goes on.
     """
 
     _fd = -1  # `__del__` calls `close` even if opening failed
@@ -319,7 +320,8 @@ class FileSource(Closing):
     """The position after which all bytes are known to be zero, for example in a hole."""
 
     def __init__(self, path: str, base: int = 0, limit: int | None = None,
-                 witness: Witness | None = None, head: int = 0, *, device: bool = False) -> None:
+                 witness: Witness | None = None, head: int = 0, *, device: bool = False,
+                 most: int | None = None) -> None:
         self.name, self.base, self._limit, self.witness = path, base, limit, witness
         self.head = head
         elsewhere = vfs.reader_of(path)
@@ -327,6 +329,9 @@ class FileSource(Closing):
             self._fd, self.size = (open_bytes if device else _regular)(path)
         else:
             self._elsewhere, self.size = elsewhere, elsewhere.size
+        if most is not None and most < self.size:
+            self.size = most
+            self._limit = most if limit is None else min(limit, most)
         self._holes = elsewhere is None and hasattr(os, "SEEK_DATA")
 
     def read(self, position: int, length: int) -> bytes:

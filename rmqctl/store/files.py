@@ -48,17 +48,25 @@ class StoreFile:
     """For a file of the log: number of bytes before each record. In a DLedger log, these bytes are
     the entry header.
     """
+    surplus: int = 0
+    """For a file of the log: number of bytes after ``size``, where the next file begins."""
 
     @property
     def end(self) -> int:
         return self.base + self.size
+
+    @property
+    def length(self) -> int:
+        """Return the length of the file on the disk in bytes."""
+        return self.size + self.surplus
 
     def open(self) -> FileSource:
         """Open the file for reading, up to its limit.
 
         Raises: StoreIOError.
         """
-        return FileSource(self.path, self.base, self.limit, self.witness, self.head)
+        return FileSource(self.path, self.base, self.limit, self.witness, self.head,
+                          most=self.size if self.surplus else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +139,40 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
     if head:
         contents.files = [replace(file, head=head) for file in contents.files]
     return contents
+
+
+def log_listings(folders: Iterable[str]) -> list[Listing]:
+    """Return the listings of all folders of a log, without what overlaps.
+
+    If most files have the usual size and a name that is a multiple of it, then
+
+    * a file with another name, inside one of them, is not a file of the log, but a `Trouble`
+    * a longer file ends where the next one begins; the rest is its ``surplus``
+    """
+    listings = [log_listing(folder) for folder in folders]
+    files = sorted((file for contents in listings for file in contents.files),
+                   key=lambda file: (file.name, file.path))
+    if all(a.end <= b.base for a, b in pairwise(files)):
+        return listings
+    size, count = Counter(file.size for file in files).most_common(1)[0]
+    usual = {file.base: file for file in files if size and not file.base % size}
+    if 2 * min(count, len(usual)) <= len(files):
+        return listings
+    for contents in listings:
+        own = []
+        for file in contents.files:
+            around = usual.get(file.base - file.base % size)
+            if file.base in usual:
+                longer = file.size > size and file.base + size in usual
+                own.append(replace(file, size=size, surplus=file.size - size) if longer else file)
+            elif around is None:
+                own.append(file)
+            else:
+                contents.troubles.append(Trouble(
+                    file.path, f"a name inside {around.name}: no file of this log starts there",
+                    misnamed=True))
+        contents.files = own
+    return listings
 
 
 def node_of(folder: str) -> str | None:

@@ -37,7 +37,7 @@ from rmqctl.store.broker_conf import NO_CONF, BrokerConf
 from rmqctl.store.files import (
     Listing,
     Trouble,
-    log_listing,
+    log_listings,
     node_of,
 )
 from rmqctl.store.index.store_index import Index
@@ -341,7 +341,7 @@ class Store(Closing):
     @cached_property
     def _log_listings(self) -> list[Listing]:
         _ = self.snapshot  # first: a file that is created meanwhile would be missing from the list
-        return [log_listing(folder) for folder in self.log_folders]
+        return log_listings(self.log_folders)
 
     @property
     def log(self) -> CommitLog:

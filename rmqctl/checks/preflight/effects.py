@@ -243,8 +243,8 @@ class LogEffect:
     """Number of intact messages whose header clients cannot decode (`header_rules.UNDECODABLE`)."""
     superseded: int = 0
     shadowed: int = 0
-    """Number of messages that are in some, but not all, of the log files with the same name. A
-    broker reads only the first of these files, and which file is first is unknown.
+    """Number of messages that a broker may not find because log files have the same name or
+    overlap: it reads only one of these files.
     """
 
 

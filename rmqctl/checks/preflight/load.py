@@ -175,7 +175,9 @@ def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
                                Phrase("a folder among the files of the log"))
         for odd in folder_listing.troubles:
             _odd(store, version, loading, odd, last)
-    for file in store.log.files:
+    strays = {trouble.path for trouble in store.log_troubles if trouble.misnamed}
+    for file in (*store.log.files, *(file for folder_listing in every
+                                     for file in folder_listing.files if file.path in strays)):
         _size(store, version, loading, file, store.log.file_size,
               file.name == last and not file.head)
     for node in store.nodes:  # DLedger ends the broker if a file has another size
@@ -227,11 +229,11 @@ def _size(store: Store, version: BrokerVersion, loading: Load, file: StoreFile,
           last: bool) -> None:
     if not file.size and last and version.deletes_empty_last:
         loading.emptied.append(file)
-    elif expected is not None and file.size != expected:
+    elif expected is not None and file.length != expected:
         loading.wrong_size = True
         loading.refuse(relative(store, file.path),
                        Phrase(
-                           "it has {size} bytes, expected {expected}", size=file.size,
+                           "it has {size} bytes, expected {expected}", size=file.length,
                            expected=expected))
 
 

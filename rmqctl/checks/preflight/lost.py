@@ -501,6 +501,23 @@ def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
     return duplicates
 
 
+def shadowed_by(log: CommitLog, start: int) -> int:
+    """Return how many messages of the log a broker may not find because of a file that starts at
+    the physical offset ``start``, inside another file; at least 1.
+
+    The file takes the place of the next one in the broker's list, so messages of the next file are
+    read from it, as far as it reaches. If it is the last file, recovery ends in it
+    (recovery.md §3), before the messages at and after ``start``.
+    Raises: StoreIOError.
+    """
+    around = log.file_of(start)
+    assert around is not None
+    low, high = around.end, start + log.file_size
+    if not any(file.base >= around.end for file in log.files):
+        low, high = start, around.end
+    return max(1, sum(len(batch) for batch in log.walk(low, high, whole=True)))
+
+
 def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int:
     """Return how many intact messages of the file ``number`` are missing from at least one of the
     files ``numbers``. Only messages that start before ``end`` are counted.

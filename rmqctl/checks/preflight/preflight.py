@@ -45,6 +45,7 @@ from rmqctl.checks.preflight.lost import (
     TruncatedMessages,
     Unreachable,
     duplicate_files,
+    shadowed_by,
 )
 from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.second import second_start
@@ -489,6 +490,13 @@ class _Start:
                 parts.append(Phrase("{some} of the messages are not in all of these files",
                                     some=duplicate.differing))
             predicted.notes.append(Joined("; ", parts))
+        for trouble in self.store.log_troubles:
+            if trouble.misnamed:
+                predicted.log.shadowed += shadowed_by(self.log, int(os.path.basename(trouble.path)))
+                predicted.notes.append(Phrase(
+                    "{file}: {reason}. A broker may read it in place of the next file, or append "
+                    "to it; `rmqctl recover` moves it aside",
+                    file=relative(self.store, trouble.path), reason=trouble.reason))
 
     def _notes(self) -> None:
         predicted, walk = self.predicted, self.walk

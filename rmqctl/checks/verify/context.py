@@ -248,7 +248,8 @@ class PassFacts:
     * ``first_v2``: offset of the first record of version 2
     * ``complete``: whether all of this data was kept and no message has additional entries
     * ``first_time``, ``last_time``: store times (ms) of the first and the last intact message
-    * ``in_order``: whether no store time is lower than the one before, or much greater
+    * ``in_order``: whether no store time is clearly lower than the one before, or much greater
+    * ``ascending``: whether no store time is lower than the one before
     """
 
     intact_end: int = -1
@@ -259,19 +260,24 @@ class PassFacts:
     first_time: int | None = None
     last_time: int | None = None
     in_order: bool = True
+    ascending: bool = True
 
-    def follow(self, first: int | None, last: int | None, in_order: bool) -> None:
+    def follow(self, first: int | None, last: int | None, *, in_order: bool,
+               ascending: bool) -> None:
         """Add the first and the last store time of the next messages."""
         if first is None:
             return
         if self.last_time is not None:
             in_order &= -TIME_SLACK <= first - self.last_time <= LONG_PAUSE
+            ascending &= first >= self.last_time
         self.first_time = first if self.first_time is None else self.first_time
         self.last_time, self.in_order = last, self.in_order and in_order
+        self.ascending &= ascending
 
     def merge(self, other: PassFacts) -> None:
         """Merge the data of the range after this one."""
-        self.follow(other.first_time, other.last_time, other.in_order)
+        self.follow(other.first_time, other.last_time, in_order=other.in_order,
+                    ascending=other.ascending)
         self.intact_end = max(self.intact_end, other.intact_end)
         self.blanks += other.blanks
         self.odd_numbers += other.odd_numbers

@@ -38,8 +38,14 @@ def foreign_log_entries(store: Store, generation: int) -> Planned:
     """Return the steps that move aside foreign entries in the log's folders. ``generation``: 4 or
     5.
     """
-    return _moved_aside(store, (path for folder in store.log_folders
-                          for path in _strange(folder, listing(folder), generation)))
+    steps, actions = _moved_aside(store, (
+        path for folder in store.log_folders
+        for path in _strange(folder, listing(folder), generation)))
+    for trouble in store.log_troubles:
+        if trouble.misnamed:
+            stray = _moved_aside(store, [trouble.path], trouble.reason)
+            steps, actions = [*steps, *stray[0]], [*actions, *stray[1]]
+    return steps, actions
 
 
 def foreign_queue_entries(store: Store, generation: int) -> Planned:

@@ -23,6 +23,9 @@ from rmqctl.repair.salvage.layout import Filling
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, OverlayPiece
+from rmqctl.scan.resync import used_windows
+from rmqctl.scan.source import FileSource
+from rmqctl.store.files import StoreFile
 from rmqctl.store.store import Store
 
 _MAX_PROPERTIES = 32767
@@ -68,9 +71,11 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
     size = size or file_size(store)
     parts: list[LogPart] = []
     for file in log.files:
-        if file.size > size:
-            raise RefusedError(f"{file.path}: has {file.size} bytes, but a file of this log has "
-                               f"at most {size}: truncate it first")
+        if file.size > size and not _is_zero(file, size):
+            raise RefusedError(f"{file.path}: has {file.size} bytes, but the other files of this "
+                               f"log have at most {size}, and the bytes after these are not zeros. "
+                               "It may be a file of another broker, or several files joined: "
+                               "`rmqctl carve` extracts its messages")
         base = parts[-1].end if parts else file.base
         if file.base < base or (file.base - base) % size:
             raise RefusedError(f"{file.path}: no file of {size} bytes starts at the offset in its "
@@ -85,6 +90,12 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
         parts.append(LogPart(file.base, size, file.path, witness=file.witness, limit=file.limit,
                              head=file.head))
     return parts
+
+
+def _is_zero(file: StoreFile, position: int) -> bool:
+    """Return whether all bytes of a file from ``position`` on are zeros. Raises: StoreIOError."""
+    with FileSource(file.path) as source:
+        return all(not any(data) for _, data in used_windows(source, position, file.size))
 
 
 def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[LogPart]]:
@@ -291,6 +302,9 @@ class Files:
                 continue
             # An existing file gets its pieces, and the size of the other files.
             size = os.stat(part.path).st_size
+            if size > part.size:
+                steps.append(self._shortened(target, part, size))
+                continue
             some = list(part.pieces)
             if size < part.size and (not some or some[-1].end < part.size):
                 some.append(OverlayPiece(max(size, some[-1].end if some else 0), 0))
@@ -300,6 +314,20 @@ class Files:
             if some:
                 steps.append(Patch(target, tuple(some)))
         return steps
+
+    def _shortened(self, target: str, part: LogPart, size: int) -> Step:
+        """Return the step for a file that is longer than the other files."""
+        assert self._scratch is not None
+        assert part.path is not None
+        time = os.stat(part.path).st_mtime_ns
+        path = _with_pieces(self._scratch, part)
+        try:
+            os.truncate(path, part.size)
+        except OSError as error:
+            raise failed(error, path, "write") from None
+        self._actions.append(Action("truncate", target, size, part.size,
+                                    "longer than the other files", "byte"))
+        return Replace(target, FileContent(path), time)
 
     def _whole(self, target: str, part: LogPart) -> Step:
         """Return the step for a file whose complete content was copied, with its pieces applied."""

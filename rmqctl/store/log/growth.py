@@ -23,7 +23,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource, Witness
-from rmqctl.store.files import StoreFile, log_listing
+from rmqctl.store.files import StoreFile, log_listings
 from rmqctl.store.log.borders import (
     cuts,
     first_border,
@@ -115,7 +115,7 @@ class GrowingLog:
 
         Raises: StoreIOError if a folder cannot be listed.
         """
-        listings = [log_listing(folder) for folder in self._folders]
+        listings = log_listings(self._folders)
         for folder in listings:
             for trouble in folder.troubles:
                 if trouble.unreadable:

@@ -30,6 +30,7 @@ _MAX_CELLS = 3
 _SAMPLED = 256
 """Interval at which the pointers of a page are sampled to find the boundaries of cells."""
 _INT64_MIN, _INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_KEY_BITS = 63
 _LARGE = 1 << 20
 _MAX_LARGE = 1000
 
@@ -172,5 +173,15 @@ def _sorted(parts: list[Pair]) -> Pair:
     places, values = joined(parts)
     if len(places) < 2 or bool((places[1:] >= places[:-1]).all()):
         return places, values
-    order = np.argsort(places, kind="stable")
-    return places[order], values[order]
+    low, bits = int(places.min()), len(places).bit_length()
+    if (int(places.max()) - low).bit_length() + bits > _KEY_BITS:
+        order = np.argsort(places, kind="stable")
+        return places[order], values[order]
+    # Numbers with their positions, sorted as such: two thirds of the time of a stable sort.
+    keys = (places - low) << bits
+    keys |= np.arange(len(places))
+    keys.sort()
+    order = keys & ((1 << bits) - 1)
+    keys >>= bits
+    keys += low
+    return keys, values[order]

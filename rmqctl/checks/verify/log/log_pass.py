@@ -263,7 +263,8 @@ class LogPass:
                                    + batch.column("total_size")[intact[-1]])
             when = batch.column("store_timestamp")[intact]
             ordered = (when[1:] >= when[:-1] - TIME_SLACK) & (when[1:] <= when[:-1] + LONG_PAUSE)
-            facts.follow(int(when[0]), int(when[-1]), bool(ordered.all()))
+            facts.follow(int(when[0]), int(when[-1]), in_order=bool(ordered.all()),
+                         ascending=bool((when[1:] >= when[:-1]).all()))
         facts.odd_numbers += batch.offset[numbers[:MAX_LISTED]].tolist()
         facts.complete &= len(facts.odd_numbers) < MAX_LISTED
         if facts.first_v2 is None and batch.has_v2:

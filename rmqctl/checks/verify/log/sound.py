@@ -257,7 +257,9 @@ class SoundPass:
         result.seals.add_run(UnsealedRun(first, end, count), sealed=sealed)
         result.headers.add_run(self._heads, count)
         result.passed.intact_end = end
-        result.passed.follow(self._get("first_time"), self._get("time"), not self._get("astray"))
+        astray = self._get("astray")
+        result.passed.follow(self._get("first_time"), self._get("time"), in_order=not astray & 1,
+                             ascending=not astray & 2)
         newest = self._get("newest")
         result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
 
