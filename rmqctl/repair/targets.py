@@ -63,7 +63,7 @@ def part_target(store: Store, part: LogPart) -> str:
     files = store.log.files
     number = bisect_left(files, part.base, key=attrgetter("base"))
     if number < len(files) and files[number].base == part.base:
-        path = files[number].path
+        path = os.path.join(os.path.dirname(files[number].path), files[number].name)
     else:
         folders = sorted(folder for folder in store.log_folders
                          if bool(part.head) == (node_of(folder) is not None)) or sorted(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, replace
 from itertools import pairwise
+from operator import attrgetter
 
 from rmqctl import vfs
-from rmqctl.errors import StoreIOError
+from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import dledger
 from rmqctl.formats.local import names
 from rmqctl.lazy_dataclass import dataclass
@@ -26,6 +27,9 @@ _MAX_ASKED = 8
 """Maximum number of log files whose first bytes are read to determine whether the log has DLedger
 entries.
 """
+_ASKED_RECORDS = 4
+"""Maximum number of records that are read to determine which log file a file is."""
+_MAX_FIRST = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class Trouble:
     reason: str
     unreadable: bool = False
     misnamed: bool = False
+    stray: bool = False
+    """A file among those of the log that is not one of them, although its name could be."""
 
 
 @dataclass(slots=True)
@@ -123,7 +129,8 @@ def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_D
         if not stat.S_ISREG(info.st_mode):
             contents.troubles.append(Trouble(entry.path, "not a regular file"))
         elif not _is_name(entry.name, digits):
-            contents.troubles.append(Trouble(entry.path, f"the name does not have {digits} digits"))
+            contents.troubles.append(Trouble(entry.path, f"the name does not have {digits} digits",
+                                             misnamed=True))
         else:
             contents.files.append(StoreFile(entry.path, entry.name, int(entry.name), info.st_size))
     return contents
@@ -142,21 +149,25 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
 
 
 def log_listings(folders: Iterable[str]) -> list[Listing]:
-    """Return the listings of all folders of a log, without what overlaps.
+    """Return the listings of all folders of a log: its files, whatever their names say.
 
     If most files have the usual size and a name that is a multiple of it, then
 
     * a file with another name, inside one of them, is not a file of the log, but a `Trouble`
     * a longer file ends where the next one begins; the rest is its ``surplus``
+    * a missing file whose records are in a file with another name is this file; it stays a
+      `Trouble`
     """
     listings = [log_listing(folder) for folder in folders]
     files = sorted((file for contents in listings for file in contents.files),
                    key=lambda file: (file.name, file.path))
-    if all(a.end <= b.base for a, b in pairwise(files)):
+    renamed = [trouble for contents in listings for trouble in contents.troubles
+               if trouble.misnamed]
+    if not renamed and all(a.end <= b.base for a, b in pairwise(files)):
         return listings
-    size, count = Counter(file.size for file in files).most_common(1)[0]
+    size, count = Counter(file.size for file in files).most_common(1)[0] if files else (0, 0)
     usual = {file.base: file for file in files if size and not file.base % size}
-    if 2 * min(count, len(usual)) <= len(files):
+    if 2 * min(count, len(usual)) <= len(files) and files:
         return listings
     for contents in listings:
         own = []
@@ -170,9 +181,66 @@ def log_listings(folders: Iterable[str]) -> list[Listing]:
             else:
                 contents.troubles.append(Trouble(
                     file.path, f"a name inside {around.name}: no file of this log starts there",
-                    misnamed=True))
+                    stray=True))
         contents.files = own
+    for trouble, file in _renamed(renamed, usual, size):
+        for contents in listings:
+            if trouble in contents.troubles:
+                contents.troubles[contents.troubles.index(trouble)] = replace(
+                    trouble, reason=f"{trouble.reason}; its messages are those of {file.name}",
+                    misnamed=False)
+                contents.files = sorted([*contents.files, file], key=attrgetter("name"))
     return listings
+
+
+def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int) -> Iterator[
+        tuple[Trouble, StoreFile]]:
+    """Yield (file with a wrong name, file of the log) for each missing file of a log whose records
+    are in a file with another name.
+
+    ``usual``: the files of ``size`` bytes, by their physical offset. The missing file must be next
+    to one of them, or between two. If several files have its records, none is chosen.
+    """
+    found: dict[int, list[tuple[Trouble, StoreFile]]] = {}
+    for trouble in troubles:
+        base, length = _recorded_base(trouble.path)
+        step = size or length
+        if base is None or not 0 < length <= step or base % step or base in usual:
+            continue
+        file = StoreFile(trouble.path, names.build_offset(base), base, length)
+        found.setdefault(base, []).append((trouble, file))
+    present = {*usual, *found}
+    for base in sorted(found):
+        beside = len(present) == 1 or base - size in present or base + size in present or (
+            bool(usual) and min(usual) < base < max(usual))
+        if len(found[base]) == 1 and beside:
+            yield found[base][0]
+
+
+def _recorded_base(path: str) -> tuple[int | None, int]:
+    """Return (physical offset of a log file by its first records, its length).
+
+    The offset is None unless the file begins with intact messages, one after another.
+    """
+    from rmqctl.formats.local.message import START_SIZE, decode, total_size_at
+
+    try:
+        with FileSource(path) as source:
+            position, base = 0, None
+            for _ in range(_ASKED_RECORDS):
+                head = source.read(position, START_SIZE)
+                total = total_size_at(head) if len(head) == START_SIZE else 0
+                if not START_SIZE <= total <= min(_MAX_FIRST, source.size - position):
+                    break
+                record = decode(source.read(position, total))
+                if not record.crc_ok or (base is not None
+                                         and record.physical_offset != base + position):
+                    return None, source.size
+                base = record.physical_offset - position
+                position += total
+            return base, source.size
+    except (FormatError, StoreIOError):
+        return None, 0
 
 
 def node_of(folder: str) -> str | None:

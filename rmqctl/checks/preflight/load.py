@@ -175,7 +175,7 @@ def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
                                Phrase("a folder among the files of the log"))
         for odd in folder_listing.troubles:
             _odd(store, version, loading, odd, last)
-    strays = {trouble.path for trouble in store.log_troubles if trouble.misnamed}
+    strays = {trouble.path for trouble in store.log_troubles if trouble.stray}
     for file in (*store.log.files, *(file for folder_listing in every
                                      for file in folder_listing.files if file.path in strays)):
         _size(store, version, loading, file, store.log.file_size,

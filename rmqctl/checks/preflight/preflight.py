@@ -491,7 +491,7 @@ class _Start:
                                     some=duplicate.differing))
             predicted.notes.append(Joined("; ", parts))
         for trouble in self.store.log_troubles:
-            if trouble.misnamed:
+            if trouble.stray:
                 predicted.log.shadowed += shadowed_by(self.log, int(os.path.basename(trouble.path)))
                 predicted.notes.append(Phrase(
                     "{file}: {reason}. A broker may read it in place of the next file, or append "

@@ -74,7 +74,9 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     sequence = FileSequence("commitlog", fix=_LOG_FIX)
     files: list[StoreFile] = []
     taken: list[int] = []
-    # Each folder of the log; a missing one costs the consume queues.
+    # Each folder of the log; a missing one costs the consume queues. Files of the log that have
+    # other names are not missing.
+    named = {trouble.path: trouble for trouble in store.log_troubles}
     for folder in store.log_folders:
         if not vfs.lexists(folder):
             if any(queue.exists for queue in store.queues.readable.values()):
@@ -82,9 +84,12 @@ def _commitlog(store: Store) -> Iterator[Finding]:
                                        "starts now deletes all consume queues", folder)
             continue
         log_listing = listing(folder)
+        log_listing.troubles = [named.get(trouble.path, trouble)
+                                for trouble in log_listing.troubles]
         yield from strange(sequence, folder, log_listing, nested=_nested(store))
         files += log_listing.files
         taken += occupied(log_listing)
+    files += [file for file in store.log.files if os.path.basename(file.path) != file.name]
     # The size of most of the files.
     files.sort(key=lambda file: (file.name, file.path))
     votes = Votes()

@@ -35,14 +35,15 @@ _NAMED = 5
 
 
 def foreign_log_entries(store: Store, generation: int) -> Planned:
-    """Return the steps that move aside foreign entries in the log's folders. ``generation``: 4 or
-    5.
+    """Return the steps that move aside foreign entries in the log's folders, and those that give
+    the log's files their names. ``generation``: 4 or 5.
     """
+    own = {file.path for file in store.log.files}
     steps, actions = _moved_aside(store, (
         path for folder in store.log_folders
-        for path in _strange(folder, listing(folder), generation)))
+        for path in _strange(folder, listing(folder), generation) if path not in own))
     for trouble in store.log_troubles:
-        if trouble.misnamed:
+        if trouble.stray:
             stray = _moved_aside(store, [trouble.path], trouble.reason)
             steps, actions = [*steps, *stray[0]], [*actions, *stray[1]]
     return steps, actions

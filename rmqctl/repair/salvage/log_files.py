@@ -22,6 +22,7 @@ from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import Filling
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import part_target
+from rmqctl.repair.targets import target as relative_target
 from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import FileSource
@@ -245,7 +246,9 @@ class Files:
                  copied: Mapping[int, FileContent]) -> None:
         self._store, self._scratch, self._actions = store, scratch, actions
         self._copied = copied
-        self._own = {file.base for file in store.log.files}
+        self._renamed = {file.base: file.path for file in store.log.files
+                         if os.path.basename(file.path) != file.name}
+        self._own = {file.base for file in store.log.files} - {*self._renamed}
 
     def filled(self, part: LogPart, region: Region, filling: Filling) -> None:
         """Add the description of a filled region to the actions."""
@@ -285,6 +288,8 @@ class Files:
             # Files that are already complete in the scratch folder.
             if part.base in self._copied:
                 steps.append(self._whole(target, part))
+                if part.base in self._renamed:
+                    steps.append(self._without_other_name(target, part.base))
                 continue
             if number in written:
                 steps.append(Create(target, FileContent(written[number]),
@@ -300,6 +305,10 @@ class Files:
                     self._actions.append(Action("create", target, None, part.size,
                                                "missing; nothing intact follows", "byte"))
                 continue
+            if part.base in self._renamed:
+                steps += [self._with_its_name(target, part),
+                          self._without_other_name(target, part.base)]
+                continue
             # An existing file gets its pieces, and the size of the other files.
             size = os.stat(part.path).st_size
             if size > part.size:
@@ -314,6 +323,26 @@ class Files:
             if some:
                 steps.append(Patch(target, tuple(some)))
         return steps
+
+    def _with_its_name(self, target: str, part: LogPart) -> Step:
+        """Return the step for a file that has another name: a copy with its pieces, and with the
+        size of the other files.
+        """
+        assert self._scratch is not None
+        assert part.path is not None
+        about = os.stat(part.path)
+        path = _with_pieces(self._scratch, part)
+        if about.st_size < part.size:
+            os.truncate(path, part.size)
+            self._actions.append(Action("extend", target, about.st_size, part.size,
+                                        "shorter than the other files", "byte"))
+        return Create(target, FileContent(path), about.st_mtime_ns)
+
+    def _without_other_name(self, target: str, base: int) -> Step:
+        here = relative_target(self._store, self._renamed[base])
+        self._actions.append(Action("rename", target, here, None,
+                                    "has another name; its messages show where it belongs"))
+        return MoveAside(here)
 
     def _shortened(self, target: str, part: LogPart, size: int) -> Step:
         """Return the step for a file that is longer than the other files."""

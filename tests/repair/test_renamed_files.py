@@ -1,0 +1,135 @@
+"""Log files that somebody renamed: the log is read with them, and `recover` renames them back."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.repair.accidents import bytes_of
+from tests.support import cli
+
+STORES = ["4.9.3/basic/store", "5.3.3/basic/store"]
+NAMES = ["{}.bak", "{}.1", "x{}", "old {}"]
+
+
+def log_of(store: Path) -> list[Path]:
+    return sorted((store / "commitlog").iterdir())
+
+
+def messages(store: Path) -> list[int]:
+    return [row["physical_offset"] for row in cli.run(
+        "read", str(store), "-o", "jsonl", "--body", "none").expect(0, 1).jsonl()]
+
+
+def renamed(path: Path, pattern: str = "{}.bak") -> Path:
+    return path.rename(path.with_name(pattern.format(path.name)))
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("number", [0, 2, -1])
+@pytest.mark.parametrize("pattern", NAMES)
+def test_nothing_is_lost(golden_copy, name: str, number: int, pattern: str) -> None:
+    store = golden_copy(name)
+    before, said = bytes_of(store), messages(store)
+    path = renamed(log_of(store)[number], pattern)
+    assert messages(store) == said
+    found = cli.run("verify", str(store), "-o", "json").expect(1).json()
+    assert [(finding["category"], finding["file"]) for finding in found["findings"]] == [
+        ("file-name", str(path))]
+    # The broker does not start, and has lost nothing.
+    start = cli.run("preflight", str(store), "-o", "json").json()
+    assert [text.split(":")[0] for text in start["refusals"]] == [f"commitlog/{path.name}"]
+    assert start["messages_already_lost"] == 0
+    plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").recovered()
+    assert [(action["action"], action["from"]) for action in plan["actions"]] == [
+        ("rename", f"commitlog/{path.name}")]
+    kept = store / ".rmqctl"
+    cli.run("doctor", str(store)).expect(0)
+    (run_id,) = (folder.name for folder in (kept / "repairs").iterdir())
+    assert {key: data for key, data in bytes_of(store).items()
+            if not key.startswith(".rmqctl")} == before
+    cli.run("undo", str(store), run_id, "--yes").expect(0)
+    assert path.exists()
+    assert len(log_of(store)) == len([key for key in before if key.startswith("commitlog/")])
+
+
+def test_several_files_and_all_files(golden_copy) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    before, said = bytes_of(store), messages(store)
+    for count in (2, 5):
+        for path in log_of(store)[:count]:
+            renamed(path)
+        assert messages(store) == said
+        cli.run("recover", str(store), "--apply", "--yes").expect(0)
+        shutil.rmtree(store / ".rmqctl")
+        assert bytes_of(store) == before
+
+
+def test_damage_in_a_renamed_file_is_repaired_as_well(golden_copy) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    path = log_of(store)[1]
+    with path.open("r+b") as file:
+        file.seek(20480)
+        file.write(bytes(4096))
+    again = golden_copy("5.3.3/basic/store")
+    shutil.copy(path, again / "commitlog" / path.name)
+    renamed(path)
+    for root in (store, again):
+        cli.run("recover", str(root), "--apply", "--yes").expect(1)
+    assert {key: data for key, data in bytes_of(store).items() if not key.startswith(".rmqctl")} == {
+        key: data for key, data in bytes_of(again).items() if not key.startswith(".rmqctl")}
+
+
+def test_a_source_completes_a_renamed_file(golden_copy) -> None:
+    store, source = golden_copy("5.3.3/basic/store"), golden_copy("5.3.3/basic/store")
+    before = bytes_of(store)
+    path = log_of(store)[1]
+    with path.open("r+b") as file:
+        file.seek(20480)
+        file.write(bytes(4096))
+    renamed(path)
+    cli.run("recover", str(store), "--from", str(source), "--apply", "--yes").expect(0)
+    shutil.rmtree(store / ".rmqctl")
+    assert bytes_of(store) == before
+
+
+def test_a_shorter_copy_is_extended(golden_copy) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    path = log_of(store)[-1]
+    os.truncate(path, 60_000)
+    size = path.stat().st_size
+    said = messages(store)
+    renamed(path)
+    assert messages(store) == said
+    plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").json()
+    assert {"rename", "extend"} <= {action["action"] for action in plan["actions"]}
+    assert path.stat().st_size == 65536 > size
+
+
+@pytest.mark.parametrize("case", ["there", "two", "far", "other"])
+def test_what_does_not_belong_there_is_not_read(golden, golden_copy, case: str) -> None:
+    """The file is there; two have its messages; it is not next to the log; another broker's."""
+    store = golden_copy("5.3.3/basic/store")
+    files = log_of(store)
+    if case == "there":
+        shutil.copy(files[1], files[1].with_name("copy"))
+    elif case == "two":
+        shutil.copy(renamed(files[-1]), files[-1].with_name("copy"))
+    elif case == "far":
+        renamed(files[0])
+        files[1].unlink()
+    else:
+        shutil.copy(sorted((golden("5.3.3/delay") / "store/commitlog").iterdir())[0],
+                    files[0].with_name("copy"))
+    shown = {int(path.name) for path in log_of(store) if path.name.isdigit()}
+    assert {place - place % 65536 for place in messages(store)} <= shown
+    plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").expect(0, 1).json()
+    assert "rename" not in {action["action"] for action in plan["actions"]}
+    assert {action["target"].split("/")[-1] for action in plan["actions"]
+            if action["action"] == "move aside"} == {
+        path.split("/")[-1] for path in (
+            {"there": ["copy"], "two": ["copy", f"{files[-1].name}.bak"],
+             "far": [f"{files[0].name}.bak"], "other": ["copy"]}[case])}
