@@ -201,20 +201,20 @@ def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int)
     ``usual``: the files of ``size`` bytes, by their physical offset. The missing file must be next
     to one of them, or between two. If several files have its records, none is chosen.
     """
-    found: dict[int, list[tuple[Trouble, StoreFile]]] = {}
+    files: dict[int, list[tuple[Trouble, StoreFile]]] = {}
     for trouble in troubles:
         base, length = _recorded_base(trouble.path)
         step = size or length
         if base is None or not 0 < length <= step or base % step or base in usual:
             continue
         file = StoreFile(trouble.path, names.build_offset(base), base, length)
-        found.setdefault(base, []).append((trouble, file))
-    present = {*usual, *found}
-    for base in sorted(found):
+        files.setdefault(base, []).append((trouble, file))
+    present = {*usual, *files}
+    for base in sorted(files):
         beside = len(present) == 1 or base - size in present or base + size in present or (
             bool(usual) and min(usual) < base < max(usual))
-        if len(found[base]) == 1 and beside:
-            yield found[base][0]
+        if len(files[base]) == 1 and beside:
+            yield files[base][0]
 
 
 def _recorded_base(path: str) -> tuple[int | None, int]:

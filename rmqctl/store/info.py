@@ -169,9 +169,9 @@ def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
                         f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
         troubles.append(Trouble(store.log_folders[0], "no commitlog files"))
-    known = [*(file.path for file in store.log.files),
+    paths = [*(file.path for file in store.log.files),
              *(trouble.path for trouble in store.log_troubles)]
-    log_files = {vfs.abspath(path) for path in known}
+    log_files = {vfs.abspath(path) for path in paths}
     strange = {os.path.dirname(item.path) for item in items
                if item.kind == "commitlog" and item.base_offset is not None
                and vfs.abspath(store.path(item.path)) not in log_files}

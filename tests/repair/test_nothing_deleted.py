@@ -76,6 +76,8 @@ ALLOWED = {
     ("repair/rebuild/seed.py", "_cut_files", "truncate"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "O_TRUNC"): SCRATCH,
     ("repair/rebuild/seed.py", "seed_batch", "ftruncate"): SCRATCH,
+    ("repair/salvage/log_files.py", "Files._shortened", "truncate"): SCRATCH,
+    ("repair/salvage/log_files.py", "Files._with_its_name", "truncate"): SCRATCH,
     ("repair/scratch.py", "Scratch.clear", "rmtree"): SCRATCH,
     ("repair/scratch.py", "Scratch.remove", "rmtree"): SCRATCH,
     ("files/rocksdb_writer.py", "NewDatabase.__init__", "rmtree"): SCRATCH,

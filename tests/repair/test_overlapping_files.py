@@ -50,23 +50,23 @@ def empty(store: Path) -> Path:
 def test_a_name_inside_another_file(golden_copy, name: str, stray: Callable[[Path], Path]) -> None:
     """The log is read without it, and `recover` moves it aside."""
     store = golden_copy(name)
-    before, said = bytes_of(store), answers(store)
+    before, wanted = bytes_of(store), answers(store)
     path = stray(store)
     content = path.read_bytes()
-    assert answers(store) == said
-    found = cli.run("verify", str(store), "-o", "json").expect(1).json()
-    assert {finding["file"] for finding in found["findings"]} == {str(path)}
-    assert found["coverage"]["bytes_damaged"] == 0
-    # Its effect on a start is said: a wrong size, or messages that are looked up in it.
+    assert answers(store) == wanted
+    report = cli.run("verify", str(store), "-o", "json").expect(1).json()
+    assert {finding["file"] for finding in report["findings"]} == {str(path)}
+    assert report["coverage"]["bytes_damaged"] == 0
+    # Its effect on a start is shown: a wrong size, or messages that are looked up in it.
     start = cli.run("preflight", str(store), "-o", "json").json()
     if stray is copied:
         assert start["starts"]
         assert start["shadowed"] >= 1
     else:
         assert [text.split(":")[0] for text in start["refusals"]] == [f"commitlog/{path.name}"]
-    told = cli.run("doctor", str(store)).expect(1)
-    assert "recover" in told.out
-    assert "loses nothing" not in told.out
+    diagnosis = cli.run("doctor", str(store)).expect(1)
+    assert "recover" in diagnosis.out
+    assert "loses nothing" not in diagnosis.out
     plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").recovered()
     assert [(action["action"], action["target"]) for action in plan["actions"]] == [
         ("move aside", f"commitlog/{path.name}")]
@@ -85,13 +85,13 @@ def test_a_name_inside_another_file(golden_copy, name: str, stray: Callable[[Pat
 def test_zeros_after_the_end_of_a_file(golden_copy, name: str, number: int, size: int) -> None:
     """Nothing is damaged or lost, and the plan makes the file as long as the others."""
     store = golden_copy(name)
-    before, said = bytes_of(store), answers(store)
+    before, wanted = bytes_of(store), answers(store)
     path = log_of(store)[number]
     with path.open("ab") as file:
         file.write(bytes(size))
-    assert answers(store) == said
-    found = cli.run("verify", str(store), "-o", "json").expect(1).json()
-    assert {finding["category"] for finding in found["findings"]} == {"file-size"}
+    assert answers(store) == wanted
+    report = cli.run("verify", str(store), "-o", "json").expect(1).json()
+    assert {finding["category"] for finding in report["findings"]} == {"file-size"}
     start = cli.run("preflight", str(store), "-o", "json").json()
     assert [text.split(":")[0] for text in start["refusals"]] == [f"commitlog/{path.name}"]
     assert start["messages_already_lost"] == 0
@@ -106,11 +106,11 @@ def test_zeros_after_the_end_of_a_file(golden_copy, name: str, number: int, size
 def test_other_bytes_after_the_end_of_a_file(golden_copy, name: str) -> None:
     """Where the next file is there, they are not of the log."""
     store = golden_copy(name)
-    before, said = bytes_of(store), answers(store)
+    before, wanted = bytes_of(store), answers(store)
     path = log_of(store)[1]
     with path.open("ab") as file:
         file.write(log_of(store)[2].read_bytes()[:3000])
-    assert answers(store) == said
+    assert answers(store) == wanted
     cli.run("recover", str(store), "--apply", "--yes").expect(0)
     shutil.rmtree(store / ".rmqctl")
     assert bytes_of(store) == before

@@ -33,11 +33,11 @@ def renamed(path: Path, pattern: str = "{}.bak") -> Path:
 @pytest.mark.parametrize("pattern", NAMES)
 def test_nothing_is_lost(golden_copy, name: str, number: int, pattern: str) -> None:
     store = golden_copy(name)
-    before, said = bytes_of(store), messages(store)
+    before, wanted = bytes_of(store), messages(store)
     path = renamed(log_of(store)[number], pattern)
-    assert messages(store) == said
-    found = cli.run("verify", str(store), "-o", "json").expect(1).json()
-    assert [(finding["category"], finding["file"]) for finding in found["findings"]] == [
+    assert messages(store) == wanted
+    report = cli.run("verify", str(store), "-o", "json").expect(1).json()
+    assert [(finding["category"], finding["file"]) for finding in report["findings"]] == [
         ("file-name", str(path))]
     # The broker does not start, and has lost nothing.
     start = cli.run("preflight", str(store), "-o", "json").json()
@@ -58,11 +58,11 @@ def test_nothing_is_lost(golden_copy, name: str, number: int, pattern: str) -> N
 
 def test_several_files_and_all_files(golden_copy) -> None:
     store = golden_copy("5.3.3/basic/store")
-    before, said = bytes_of(store), messages(store)
+    before, wanted = bytes_of(store), messages(store)
     for count in (2, 5):
         for path in log_of(store)[:count]:
             renamed(path)
-        assert messages(store) == said
+        assert messages(store) == wanted
         cli.run("recover", str(store), "--apply", "--yes").expect(0)
         shutil.rmtree(store / ".rmqctl")
         assert bytes_of(store) == before
@@ -79,8 +79,8 @@ def test_damage_in_a_renamed_file_is_repaired_as_well(golden_copy) -> None:
     renamed(path)
     for root in (store, again):
         cli.run("recover", str(root), "--apply", "--yes").expect(1)
-    assert {key: data for key, data in bytes_of(store).items() if not key.startswith(".rmqctl")} == {
-        key: data for key, data in bytes_of(again).items() if not key.startswith(".rmqctl")}
+        shutil.rmtree(root / ".rmqctl")
+    assert bytes_of(store) == bytes_of(again)
 
 
 def test_a_source_completes_a_renamed_file(golden_copy) -> None:
@@ -101,9 +101,9 @@ def test_a_shorter_copy_is_extended(golden_copy) -> None:
     path = log_of(store)[-1]
     os.truncate(path, 60_000)
     size = path.stat().st_size
-    said = messages(store)
+    wanted = messages(store)
     renamed(path)
-    assert messages(store) == said
+    assert messages(store) == wanted
     plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").json()
     assert {"rename", "extend"} <= {action["action"] for action in plan["actions"]}
     assert path.stat().st_size == 65536 > size
@@ -122,7 +122,7 @@ def test_what_does_not_belong_there_is_not_read(golden, golden_copy, case: str) 
         renamed(files[0])
         files[1].unlink()
     else:
-        shutil.copy(sorted((golden("5.3.3/delay") / "store/commitlog").iterdir())[0],
+        shutil.copy(min((golden("5.3.3/delay") / "store/commitlog").iterdir()),
                     files[0].with_name("copy"))
     shown = {int(path.name) for path in log_of(store) if path.name.isdigit()}
     assert {place - place % 65536 for place in messages(store)} <= shown

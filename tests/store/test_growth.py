@@ -167,9 +167,10 @@ def test_an_idle_log_costs_next_to_nothing(followed, monkeypatch):
     followed.writer.append(2)
     position = followed.advance(0)
     walks, listings = [], []
-    walk, files = growth.walked, growth.log_listing
+    walk, files = growth.walked, growth.log_listings
     monkeypatch.setattr(growth, "walked", lambda *a, **k: walks.append(1) or walk(*a, **k))
-    monkeypatch.setattr(growth, "log_listing", lambda folder: listings.append(1) or files(folder))
+    monkeypatch.setattr(growth, "log_listings",
+                        lambda folders: listings.append(1) or files(folders))
     for _ in range(3000):
         followed.clock.now += 0.01
         assert followed.advance(position) == position
