@@ -147,8 +147,8 @@ class Diagnosis:
             if repaired is not None:
                 parts.append(repaired)
             if not start.not_judged:
-                parts.append(Phrase("a {version} broker would start and {what}",
-                                    version=start.broker_version, what=start.costless))
+                parts.append(Phrase("{broker} would start and {what}", broker=start.subject,
+                                    what=start.costless))
             if lost.unread:
                 parts.append(lost.unjudged_losses)
             if self.not_judged:
@@ -163,8 +163,7 @@ class Diagnosis:
                                 settings=Joined(", ", dict.fromkeys(
                                     setting.setting for setting in start.misled))))
         if not start.starts:
-            parts.append(Phrase("a {version} broker would not start",
-                                version=start.broker_version))
+            parts.append(Phrase("{broker} would not start", broker=start.subject))
         elif lost.would_lose:
             parts.append(lost.what_a_start_loses)
         elif start.broker.second_start is not None:

@@ -246,6 +246,10 @@ class LogEffect:
     """Number of messages that a broker may not find because log files have the same name or
     overlap: it reads only one of these files.
     """
+    found_in: str = ""
+    """Folders of the log, if a broker reads them only with a setting that is not known; else
+    empty.
+    """
 
 
 @dataclass(slots=True)

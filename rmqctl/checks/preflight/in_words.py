@@ -16,7 +16,7 @@ def in_words(prediction: Prediction) -> Phrase:
     would lose.
     """
     # Begin with the subject of the sentence, and with what is already lost without any start.
-    broker = Phrase("a {version} broker", version=prediction.broker_version)
+    broker = prediction.subject
     if prediction.not_judged:
         broker = Phrase("as far as known, {broker}", broker=broker)
     gone, account = [], prediction.account

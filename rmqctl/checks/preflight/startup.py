@@ -14,11 +14,11 @@ from rmqctl.broker.conf.follow import Followed, follow
 from rmqctl.broker.release import judged
 from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.checks.preflight.effects import BrokerEffect, GoneMessages
-from rmqctl.checks.preflight.load import REFUSE
+from rmqctl.checks.preflight.load import REFUSE, relative
 from rmqctl.checks.preflight.lost import TailMessages
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import RmqctlError
-from rmqctl.phrases import Phrase
+from rmqctl.phrases import Joined, Phrase
 from rmqctl.store.store import Store
 
 Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
@@ -69,6 +69,13 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
     if followed.log_unopened and not prediction.not_judged:
         _count_unopened(store, prediction)
     prediction.broker.configuration, prediction.broker.assumed = followed.effects, followed.assumed
+    if store.log_is_found and not store.sizes.conf.path:
+        folders = Joined(", ", [relative(store, folder) for folder in store.log_folders])
+        prediction.log.found_in = folders
+        prediction.notes.append(Phrase(
+            "a broker reads {folder} only if storePathCommitLog names it. Any other broker finds "
+            "no log at startup, and deletes all consume queues: give the folder its name commitlog "
+            "again, or pass the broker's configuration file with --broker-conf", folder=folders))
     for setting in followed.effects:
         if setting.effect == "refuses":
             prediction.broker.refusals.insert(0, setting.detail)

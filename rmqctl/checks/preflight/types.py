@@ -107,6 +107,14 @@ class Prediction:
         return [setting for setting in self.broker.configuration if setting.effect in FATAL]
 
     @property
+    def subject(self) -> Phrase:
+        """Return the broker of this prediction: ``a 5.3.3 broker``."""
+        if self.log.found_in:
+            return Phrase("a {version} broker with storePathCommitLog={folder}",
+                          version=self.broker_version, folder=self.log.found_in)
+        return Phrase("a {version} broker", version=self.broker_version)
+
+    @property
     def version(self) -> dict[str, Any]:
         """Return the assumed release and other possible releases."""
         return {"judged_as": self.broker_version, "proven": self.proven, "candidates": [

@@ -171,6 +171,10 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
         facts["already lost"] = Phrase("unknown: depends on the undecided records")
     else:
         facts["already lost"] = Phrase("nothing else") if lost.all_replaced else Phrase("nothing")
+    if start.log.found_in:
+        facts["log"] = Phrase(
+            "in {folder}: without storePathCommitLog={folder}, a broker finds no log and deletes "
+            "all consume queues", folder=start.log.found_in)
     facts |= start.metadata.facts
     if diagnosis.earlier:
         facts["not delivered"] = Joined("; ", [diagnosis.not_delivered, *(
