@@ -63,7 +63,11 @@ def part_target(store: Store, part: LogPart) -> str:
     files = store.log.files
     number = bisect_left(files, part.base, key=attrgetter("base"))
     if number < len(files) and files[number].base == part.base:
-        path = os.path.join(os.path.dirname(files[number].path), files[number].name)
+        path = files[number].path
+        folder = os.path.dirname(path)
+        if folder not in store.log_folders and os.path.dirname(folder) in store.log_folders:
+            folder = os.path.dirname(folder)  # a file that was moved into a folder there
+        path = os.path.join(folder, files[number].name)
     else:
         folders = sorted(folder for folder in store.log_folders
                          if bool(part.head) == (node_of(folder) is not None)) or sorted(

@@ -30,6 +30,7 @@ entries.
 _ASKED_RECORDS = 4
 """Maximum number of records that are read to determine which log file a file is."""
 _MAX_FIRST = 8 << 20
+_MAX_NESTED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class Trouble:
     misnamed: bool = False
     stray: bool = False
     """A file among those of the log that is not one of them, although its name could be."""
+    nested: bool = False
+    """A file in a folder inside the log's folder, which no broker reads."""
 
 
 @dataclass(slots=True)
@@ -155,14 +158,17 @@ def log_listings(folders: Iterable[str]) -> list[Listing]:
 
     * a file with another name, inside one of them, is not a file of the log, but a `Trouble`
     * a longer file ends where the next one begins; the rest is its ``surplus``
-    * a missing file whose records are in a file with another name is this file; it stays a
-      `Trouble`
+    * a missing file whose records are in a file with another name, or in a folder inside the
+      log's folder, is this file; it is also a `Trouble`
     """
+    folders = list(folders)
     listings = [log_listing(folder) for folder in folders]
     files = sorted((file for contents in listings for file in contents.files),
                    key=lambda file: (file.name, file.path))
-    renamed = [trouble for contents in listings for trouble in contents.troubles
-               if trouble.misnamed]
+    elsewhere = {folder: [*(trouble for trouble in contents.troubles if trouble.misnamed),
+                          *_nested(folder, contents)]
+                 for folder, contents in zip(folders, listings, strict=True)}
+    renamed = [trouble for troubles in elsewhere.values() for trouble in troubles]
     if not renamed and all(a.end <= b.base for a, b in pairwise(files)):
         return listings
     size, count = Counter(file.size for file in files).most_common(1)[0] if files else (0, 0)
@@ -184,13 +190,21 @@ def log_listings(folders: Iterable[str]) -> list[Listing]:
                     stray=True))
         contents.files = own
     for trouble, file in _renamed(renamed, usual, size):
-        for contents in listings:
-            if trouble in contents.troubles:
-                contents.troubles[contents.troubles.index(trouble)] = replace(
-                    trouble, reason=f"{trouble.reason}; its messages are those of {file.name}",
-                    misnamed=False)
+        for folder, contents in zip(folders, listings, strict=True):
+            if trouble in elsewhere[folder]:
+                contents.troubles = [*(other for other in contents.troubles if other != trouble),
+                                     replace(trouble, misnamed=False, reason=f"{trouble.reason}; "
+                                             f"its messages are those of {file.name}")]
                 contents.files = sorted([*contents.files, file], key=attrgetter("name"))
     return listings
+
+
+def _nested(folder: str, contents: Listing) -> Iterator[Trouble]:
+    """Yield the files in the folders inside a folder of the log, up to `_MAX_NESTED` of each."""
+    for name in contents.folders[:_MAX_ASKED]:
+        inner = os.path.join(folder, name)
+        for file in listing(inner, most=_MAX_NESTED).files:
+            yield Trouble(file.path, "a file in a folder inside the log's folder", nested=True)
 
 
 def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int) -> Iterator[

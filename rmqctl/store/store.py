@@ -167,9 +167,7 @@ class Store(Closing):
         self._seen_end = 0
         self._uses: tuple[str, ...] = ()
         self.log_is_found = False
-        """Whether ``commitlog`` has no files, and the files of other folders show that they are the
-        log, although neither an option nor a configuration names these folders.
-        """
+        """True if only their files show that folders other than ``commitlog`` belong to the log."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
@@ -224,7 +222,7 @@ class Store(Closing):
 
             sizes = as_files_are(cls(root, folders, Sizes(), current=True), sizes)
         store = cls(root, folders, sizes)
-        store.log_is_found = not (named or store.path("commitlog") in folders
+        store.log_is_found = not (named or folders == [store.path("commitlog")]
                                   or _remembered_folders(root) or store.nodes)
         if any(map(vfs.is_mounted, (root, *folders))):  # here a file that changes is an error
             store.index.keep_shapes()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.repair.accidents import bytes_of
 from tests.support import cli
 
 SETTING = "with storePathCommitLog=commitlog.old would start and lose nothing"
@@ -25,6 +26,39 @@ def test_a_renamed_folder(golden_copy, name: str, again: bool) -> None:
     doctor = cli.run("doctor", str(store)).expect(0)
     assert SETTING in doctor.out.splitlines()[0]
     assert "without storePathCommitLog=commitlog.old, a broker finds no log" in doctor.out
+
+
+def test_a_file_in_another_folder(golden_copy) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    (store / "old").mkdir()
+    path = sorted((store / "commitlog").iterdir())[1]
+    path.rename(store / "old" / path.name)
+    for command in ("preflight", "doctor"):
+        result = cli.run(command, str(store)).expect(0)
+        assert "storePathCommitLog=commitlog,old would start" in result.out.splitlines()[0]
+        assert "lacks" in result.out + result.err
+
+
+def test_a_file_in_a_folder_of_the_log(golden_copy) -> None:
+    """No broker reads it there."""
+    store = golden_copy("5.3.3/basic/store")
+    before = bytes_of(store)
+    (store / "commitlog/old").mkdir()
+    path = sorted((store / "commitlog").glob("0*"))[1]
+    path.rename(store / "commitlog/old" / path.name)
+    start = cli.run("preflight", str(store), "-o", "json").expect(1).json()
+    assert start["messages_already_lost"] == 0
+    assert start["shadowed"] > 100
+    report = cli.run("verify", str(store), "-o", "json").expect(1).json()
+    assert [(finding["category"], finding["severity"]) for finding in report["findings"]] == [
+        ("file-name", "error")]
+    assert report["coverage"]["messages"] == 600
+    plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").recovered()
+    assert [(action["action"], action["from"]) for action in plan["actions"]] == [
+        ("rename", f"commitlog/old/{path.name}")]
+    cli.run("verify", str(store)).expect(0)
+    assert {name: data for name, data in bytes_of(store).items()
+            if not name.startswith(".rmqctl")} == before
 
 
 def test_a_folder_that_is_named(golden_copy, tmp_path: Path) -> None:

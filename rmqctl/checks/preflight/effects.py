@@ -244,7 +244,7 @@ class LogEffect:
     superseded: int = 0
     shadowed: int = 0
     """Number of messages that a broker may not find because log files have the same name or
-    overlap: it reads only one of these files.
+    overlap (it reads only one of these files), or because a file is in another folder.
     """
     found_in: str = ""
     """Folders of the log, if a broker reads them only with a setting that is not known; else

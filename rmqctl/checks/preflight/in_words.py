@@ -49,9 +49,10 @@ def in_words(prediction: Prediction) -> Phrase:
                             "leave {count:,} messages without a consume queue entry",
                             count=account.without_entry))
     if prediction.log.shadowed:
-        costs.append(Phrase("possibly not find {count:,} message in duplicate log files",
-                            "possibly not find {count:,} messages in duplicate log files",
-                            count=prediction.log.shadowed))
+        costs.append(Phrase(
+            "possibly not find {count:,} message in misplaced or duplicate log files",
+            "possibly not find {count:,} messages in misplaced or duplicate log files",
+            count=prediction.log.shadowed))
     if prediction.log.undecodable:
         costs.append(Phrase("serve {count:,} message that clients cannot decode",
                             "serve {count:,} messages that clients cannot decode",

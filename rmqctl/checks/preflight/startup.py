@@ -19,6 +19,7 @@ from rmqctl.checks.preflight.lost import TailMessages
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import RmqctlError
 from rmqctl.phrases import Joined, Phrase
+from rmqctl.store.log_folders import COMMITLOG
 from rmqctl.store.store import Store
 
 Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
@@ -70,18 +71,31 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
         _count_unopened(store, prediction)
     prediction.broker.configuration, prediction.broker.assumed = followed.effects, followed.assumed
     if store.log_is_found and not store.sizes.conf.path:
-        folders = Joined(", ", [relative(store, folder) for folder in store.log_folders])
-        prediction.log.found_in = folders
-        prediction.notes.append(Phrase(
-            "a broker reads {folder} only if storePathCommitLog names it. Any other broker finds "
-            "no log at startup, and deletes all consume queues: give the folder its name commitlog "
-            "again, or pass the broker's configuration file with --broker-conf", folder=folders))
+        _note_folders(store, prediction)
     for setting in followed.effects:
         if setting.effect == "refuses":
             prediction.broker.refusals.insert(0, setting.detail)
             prediction.actions.insert(
                 0, Action(REFUSE, setting.setting, None, None, setting.detail))
     return prediction
+
+
+def _note_folders(store: Store, prediction: Prediction) -> None:
+    """Note which broker reads the log, if its folders are known from its files only."""
+    folders = [relative(store, folder) for folder in store.log_folders]
+    prediction.log.found_in = ",".join(folders)
+    others = [folder for folder in folders if folder != COMMITLOG]
+    if len(others) == len(folders):
+        prediction.notes.append(Phrase(
+            "a broker reads {folder} only if storePathCommitLog names it. Any other broker finds "
+            "no log at startup, and deletes all consume queues: give the folder its name commitlog "
+            "again, or pass the broker's configuration file with --broker-conf",
+            folder=Joined(", ", others)))
+    else:
+        prediction.notes.append(Phrase(
+            "a broker reads {folder} only if storePathCommitLog names all folders of the log. Any "
+            "other broker lacks its messages: move its files to commitlog, or pass the broker's "
+            "configuration file with --broker-conf", folder=Joined(", ", others)))
 
 
 def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:

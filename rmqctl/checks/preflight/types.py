@@ -201,7 +201,7 @@ class Prediction:
                     "the log is empty, so the start deletes all consume queues"), "consumequeue",
                  False),
                 (MESSAGES, self.log.shadowed, Phrase(
-                    "log files have the same name, or overlap"), "commitlog", False),
+                    "log files are misplaced, have the same name, or overlap"), "commitlog", False),
                 (MESSAGES, self.log.undecodable, Phrase("clients cannot decode them"), "commitlog",
                  True),
                 (MESSAGES, self.log.damaged, Phrase(
@@ -262,9 +262,10 @@ class Prediction:
         """Return the outcome of a start, as a verb in the third person: ``loses nothing``."""
         also = self.also_loses
         if self.log.shadowed:
-            return Phrase("possibly does not find {count:,} message in duplicate log files",
-                          "possibly does not find {count:,} messages in duplicate log files",
-                          count=self.log.shadowed)
+            return Phrase(
+                "possibly does not find {count:,} message in misplaced or duplicate log files",
+                "possibly does not find {count:,} messages in misplaced or duplicate log files",
+                count=self.log.shadowed)
         if also is None:
             return Phrase("loses nothing")
         return Phrase("loses {what}", what=also) if self._loses_messages else Phrase(

@@ -89,7 +89,10 @@ def _commitlog(store: Store) -> Iterator[Finding]:
         yield from strange(sequence, folder, log_listing, nested=_nested(store))
         files += log_listing.files
         taken += occupied(log_listing)
-    files += [file for file in store.log.files if os.path.basename(file.path) != file.name]
+    yield from (sequence.finding("file-name", trouble.reason, trouble.path, severity=ERROR)
+                for trouble in store.log_troubles if trouble.nested)
+    here = {file.path for file in files}
+    files += [file for file in store.log_as_it_is.files if file.path not in here]
     # The size of most of the files.
     files.sort(key=lambda file: (file.name, file.path))
     votes = Votes()

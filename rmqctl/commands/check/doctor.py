@@ -173,6 +173,8 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
         facts["already lost"] = Phrase("nothing else") if lost.all_replaced else Phrase("nothing")
     if start.log.found_in:
         facts["log"] = Phrase(
+            "in {folder}: without storePathCommitLog={folder}, a broker lacks a part of the log",
+            folder=start.log.found_in) if "," in start.log.found_in else Phrase(
             "in {folder}: without storePathCommitLog={folder}, a broker finds no log and deletes "
             "all consume queues", folder=start.log.found_in)
     facts |= start.metadata.facts

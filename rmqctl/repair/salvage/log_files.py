@@ -246,8 +246,9 @@ class Files:
                  copied: Mapping[int, FileContent]) -> None:
         self._store, self._scratch, self._actions = store, scratch, actions
         self._copied = copied
+        nested = {trouble.path for trouble in store.log_troubles if trouble.nested}
         self._renamed = {file.base: file.path for file in store.log.files
-                         if os.path.basename(file.path) != file.name}
+                         if os.path.basename(file.path) != file.name or file.path in nested}
         self._own = {file.base for file in store.log.files} - {*self._renamed}
 
     def filled(self, part: LogPart, region: Region, filling: Filling) -> None:
@@ -341,7 +342,7 @@ class Files:
     def _without_other_name(self, target: str, base: int) -> Step:
         here = relative_target(self._store, self._renamed[base])
         self._actions.append(Action("rename", target, here, None,
-                                    "has another name; its messages show where it belongs"))
+                                    "its messages show where it belongs"))
         return MoveAside(here)
 
     def _shortened(self, target: str, part: LogPart, size: int) -> Step:
