@@ -171,24 +171,14 @@ def log_listings(folders: Iterable[str]) -> list[Listing]:
     renamed = [trouble for troubles in elsewhere.values() for trouble in troubles]
     if not renamed and all(a.end <= b.base for a, b in pairwise(files)):
         return listings
-    size, count = Counter(file.size for file in files).most_common(1)[0] if files else (0, 0)
+    sizes = Counter(file.size for file in files)
+    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
     usual = {file.base: file for file in files if size and not file.base % size}
-    if 2 * min(count, len(usual)) <= len(files) and files:
+    if 2 * min(sizes[size], len(usual)) > len(files):
+        for contents in listings:
+            _drop_overlaps(contents, usual, size)
+    elif len(usual) < len(files):
         return listings
-    for contents in listings:
-        own = []
-        for file in contents.files:
-            around = usual.get(file.base - file.base % size)
-            if file.base in usual:
-                longer = file.size > size and file.base + size in usual
-                own.append(replace(file, size=size, surplus=file.size - size) if longer else file)
-            elif around is None:
-                own.append(file)
-            else:
-                contents.troubles.append(Trouble(
-                    file.path, f"a name inside {around.name}: no file of this log starts there",
-                    stray=True))
-        contents.files = own
     for trouble, file in _renamed(renamed, usual, size):
         for folder, contents in zip(folders, listings, strict=True):
             if trouble in elsewhere[folder]:
@@ -197,6 +187,23 @@ def log_listings(folders: Iterable[str]) -> list[Listing]:
                                              f"its messages are those of {file.name}")]
                 contents.files = sorted([*contents.files, file], key=attrgetter("name"))
     return listings
+
+
+def _drop_overlaps(contents: Listing, usual: Mapping[int, StoreFile], size: int) -> None:
+    """Remove from a listing what overlaps the files of a log that have the ``usual`` names."""
+    own = []
+    for file in contents.files:
+        around = usual.get(file.base - file.base % size)
+        if file.base in usual:
+            longer = file.size > size and file.base + size in usual
+            own.append(replace(file, size=size, surplus=file.size - size) if longer else file)
+        elif around is None or around.end <= file.base:
+            own.append(file)
+        else:
+            contents.troubles.append(Trouble(
+                file.path, f"a name inside {around.name}: no file of this log starts there",
+                stray=True))
+    contents.files = own
 
 
 def _nested(folder: str, contents: Listing) -> Iterator[Trouble]:

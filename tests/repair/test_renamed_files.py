@@ -68,6 +68,35 @@ def test_several_files_and_all_files(golden_copy) -> None:
         assert bytes_of(store) == before
 
 
+@pytest.mark.parametrize("left", [1, 2])
+def test_few_files_are_left(golden_copy, left: int) -> None:
+    """Of two, one is shorter: the names show how long a file is."""
+    store = golden_copy("5.3.3/basic/store")
+    for path in log_of(store)[:4 - left]:
+        path.unlink()
+    wanted = messages(store)
+    path = renamed(log_of(store)[0])
+    if left == 2:
+        os.truncate(log_of(store)[0], 65000)
+    assert messages(store)[0] == wanted[0]
+    plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").json()
+    assert "rename" in {action["action"] for action in plan["actions"]}
+    assert not path.exists()
+
+
+def test_files_of_another_size_stay_beside_a_name_that_is_not_one(golden_copy) -> None:
+    """The size of the files was changed once: no file is inside another."""
+    store = golden_copy("5.3.3/basic/store")
+    *_, last = log_of(store)
+    data = last.read_bytes()
+    last.write_bytes(data[:16384])
+    last.with_name(f"{int(last.name) + 16384:020d}").write_bytes(data[16384:])
+    wanted = messages(store)
+    (store / "commitlog/note").write_text("x")
+    assert messages(store) == wanted
+    assert any(place > int(last.name) + 16384 for place in wanted)
+
+
 def test_damage_in_a_renamed_file_is_repaired_as_well(golden_copy) -> None:
     store = golden_copy("5.3.3/basic/store")
     path = log_of(store)[1]

@@ -332,6 +332,8 @@ class Files:
         assert self._scratch is not None
         assert part.path is not None
         about = os.stat(part.path)
+        if about.st_size == part.size and not part.pieces:
+            return Create(target, FileContent(part.path, movable=False), about.st_mtime_ns)
         path = _with_pieces(self._scratch, part)
         if about.st_size < part.size:
             os.truncate(path, part.size)
