@@ -31,6 +31,10 @@ _ASKED_RECORDS = 4
 """Maximum number of records that are read to determine which log file a file is."""
 _MAX_FIRST = 8 << 20
 _MAX_NESTED = 256
+_LEAST_SIZE = 4096
+"""Minimum size in bytes of a log file that shows the size of the others; truncated files may be
+smaller.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +175,13 @@ def log_listings(folders: Iterable[str]) -> list[Listing]:
     renamed = [trouble for troubles in elsewhere.values() for trouble in troubles]
     if not renamed and all(a.end <= b.base for a, b in pairwise(files)):
         return listings
-    sizes = Counter(file.size for file in files)
-    size = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    # The usual size: that of most files, and the one which most names are multiples of.
+    voters = [file for file in files if file.size >= _LEAST_SIZE]
+    sizes = Counter(file.size for file in voters)
+    size = max(sizes, key=lambda size: (sizes[size], sum(
+        not file.base % size for file in voters), size), default=0)
     usual = {file.base: file for file in files if size and not file.base % size}
-    if 2 * min(sizes[size], len(usual)) > len(files):
+    if 2 * min(sizes[size], len(usual)) > len(voters):
         for contents in listings:
             _drop_overlaps(contents, usual, size)
     elif len(usual) < len(files):

@@ -79,6 +79,24 @@ def test_a_name_inside_another_file(golden_copy, name: str, stray: Callable[[Pat
     assert bytes_of(store) == before
 
 
+def lost(store: Path) -> int:
+    result: int = cli.run("preflight", str(store), "-o", "json").json()["messages_already_lost"]
+    return result
+
+
+def test_a_name_inside_the_only_file(golden_copy) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    for path in log_of(store)[1:]:
+        path.unlink()
+    cli.run("recover", str(store), "--apply", "--yes").expect(0, 1)
+    before = lost(store)
+    path = empty(store)
+    assert lost(store) == before
+    plan = cli.run("recover", str(store), "-o", "json").recovered()
+    assert [(action["action"], action["target"]) for action in plan["actions"]] == [
+        ("move aside", f"commitlog/{path.name}")]
+
+
 @pytest.mark.parametrize("name", STORES)
 @pytest.mark.parametrize("number", [0, 1, -1])
 @pytest.mark.parametrize("size", [1, 20, 4096, 200_000])
