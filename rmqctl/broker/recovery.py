@@ -41,8 +41,8 @@ from rmqctl.phrases import Phrase
 from rmqctl.scan.damage.properties import unproven
 from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
 from rmqctl.scan.headers import bad_numbers
-from rmqctl.scan.resync import MAX_RECORD, is_blank
-from rmqctl.scan.source import Source
+from rmqctl.scan.resync import MAX_RECORD, is_blank, is_placed
+from rmqctl.scan.source import AtHand, Source
 from rmqctl.scan.text import PropertySegments
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.commit_log import CommitLog
@@ -55,6 +55,8 @@ _RECORD_CRC = Phrase("appended CRC mismatch (forceVerifyPropCRC)")
 _NO_CRC = Phrase("no appended CRC (forceVerifyPropCRC)")
 _HEAD_SIZE = 256
 _HEAD = reader(Blank)
+_AHEAD = 64 << 10
+"""Number of bytes that are read at once after a record with a wrong physicalOffset."""
 _LATEST: list[tuple[Batch, PropertySegments]] = []
 
 
@@ -251,10 +253,13 @@ class RecoveryWalk:
         """
         # Start after the bytes that an earlier pass already accepted.
         position = max(0, (self._known_to or 0) - source.base)
+        near, held = AtHand(source), 0
         while True:
-            spot: int | None = None
-            # Yield records up to the first one that the broker refuses.
-            for batch in Walk(source, position):
+            # Yield records up to the first one that the broker refuses. After a misplaced record,
+            # mostly another one follows.
+            is_next = position == 0 or position >= source.size or is_placed(near, position)
+            spot = None if is_next else position
+            for batch in Walk(source, position) if is_next else ():
                 good, why = self._accepted(batch)
                 if good:
                     part = batch if good == len(batch) else batch.select(slice(0, good))
@@ -272,11 +277,11 @@ class RecoveryWalk:
             if spot is None:
                 self.stop = Phrase("the file has no end-of-file record at {end}", end=self.end)
                 return
-            size, self.stop = judge(source, spot, self._version)
+            size, self.stop = judge(near, spot, self._version)
             if size is None or self.stop:
                 return
             # Brokers accept a record whose physical offset is wrong, and continue after it.
-            alone = misplaced(source, spot, size)
+            alone = misplaced(near, spot, size)
             if alone is None:
                 self.stop = Phrase("the lengths in the record at {end} do not add up", end=self.end)
                 return
@@ -290,6 +295,10 @@ class RecoveryWalk:
             self.last_valid = self.end
             position = spot + size
             self.end = source.base + position
+            if position + size > held:
+                ahead = bytearray(source.read(position, _AHEAD))
+                near.hold(ahead, position, len(ahead))
+                held = position + len(ahead)
             self.odd = True
             yield alone
             self.odd = False

@@ -76,7 +76,8 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
     """
     log = store.log
     for trouble in store.log_troubles:
-        raise RefusedError(f"{trouble.path}: {trouble.reason}; a broker would not start on it, "
+        would = "read it under its name" if trouble.exchanged else "not start on it"
+        raise RefusedError(f"{trouble.path}: {trouble.reason}; a broker would {would}, "
                            "so nothing is appended")
     if not log.files:
         return LogState(0, 0, not store.has_abort)

@@ -110,6 +110,23 @@ def is_placed(source: Source, position: int) -> bool:
     return is_magic(magic) and bool(physical == source.base + position)
 
 
+def first_placed(source: Source, places: Array) -> int:
+    """Return the index of the first of ``places`` (positions, ascending) for which `is_placed` is
+    true; the number of places if it is true for none. The bytes between the places are read.
+    """
+    if not len(places):
+        return 0
+    start = int(places[0])
+    data = np.frombuffer(source.read(
+        start, int(places[-1]) - start + source.head + _HEAD.itemsize), np.uint8)
+    at = places - start + source.head
+    at = at[at <= len(data) - _HEAD.itemsize]
+    heads = gather(data, at, _HEAD.itemsize).view(_HEAD)
+    placed = heads["physical_offset"] - at == source.base + start
+    placed &= np.isin(heads["magic"], np.array(_MAGICS, np.int64))
+    return int(placed.argmax()) if placed.any() else len(places)
+
+
 def extent(source: Source, position: int, magic: int | None = None,
            host_bits: int | None = None) -> int | None:
     """Return the record size that results from the length fields at ``position``, without reading

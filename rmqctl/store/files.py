@@ -15,8 +15,9 @@ from operator import attrgetter
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats import dledger
+from rmqctl.formats import dledger, layout
 from rmqctl.formats.local import names
+from rmqctl.formats.local.message import START_SIZE, Message, decode, total_size_at
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource, Witness
 
@@ -30,7 +31,12 @@ entries.
 _ASKED_RECORDS = 4
 """Maximum number of records that are read to determine which log file a file is."""
 _MAX_FIRST = 8 << 20
+_SAMPLES, _SAMPLE = 64, 64 << 10
+"""Number, and size in bytes, of the samples that show whether any record of a log file is at the
+place that the file's name gives it.
+"""
 _MAX_NESTED = 256
+_OFFSET = layout.reader(Message, "physical_offset")
 _LEAST_SIZE = 4096
 """Minimum size in bytes of a log file that shows the size of the others; truncated files may be
 smaller.
@@ -90,6 +96,8 @@ class Trouble:
     """A file among those of the log that is not one of them, although its name could be."""
     nested: bool = False
     """A file in a folder inside the log's folder, which no broker reads."""
+    exchanged: bool = False
+    """A file of the log that has the name of another one."""
 
 
 @dataclass(slots=True)
@@ -155,7 +163,8 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
     return contents
 
 
-def log_listings(folders: Iterable[str]) -> list[Listing]:
+def log_listings(folders: Iterable[str], *, by_name: bool = False,
+                 checked: set[str] | None = None) -> list[Listing]:
     """Return the listings of all folders of a log: its files, whatever their names say.
 
     If most files have the usual size and a name that is a multiple of it, then
@@ -164,16 +173,26 @@ def log_listings(folders: Iterable[str]) -> list[Listing]:
     * a longer file ends where the next one begins; the rest is its ``surplus``
     * a missing file whose records are in a file with another name, or in a folder inside the
       log's folder, is this file; it is also a `Trouble`
+    * a file that has the name of another one is the file that its records show; it is also a
+      `Trouble`. A second copy of a file under such a name is not a file of the log
+
+    ``by_name``: the names of files are right, as for a broker.
+    ``checked``: the paths of files whose names are known to be right; others are added to it.
+    Files at a URL are not read for this check.
     """
     folders = list(folders)
     listings = [log_listing(folder) for folder in folders]
     files = sorted((file for contents in listings for file in contents.files),
                    key=lambda file: (file.name, file.path))
-    elsewhere = {folder: [*(trouble for trouble in contents.troubles if trouble.misnamed),
-                          *_nested(folder, contents)]
-                 for folder, contents in zip(folders, listings, strict=True)}
-    renamed = [trouble for troubles in elsewhere.values() for trouble in troubles]
-    if not renamed and all(a.end <= b.base for a, b in pairwise(files)):
+    renamed = [] if by_name else [trouble for folder, contents in zip(
+        folders, listings, strict=True) for trouble in (
+        *(trouble for trouble in contents.troubles if trouble.misnamed),
+        *_nested(folder, contents))]
+    checked = set() if checked is None else checked
+    exchanged = [] if by_name else [file for file in files if file.path not in checked
+                                    and not vfs.is_mounted(file.path) and _has_other_name(file)]
+    checked.update({file.path for file in files} - {file.path for file in exchanged})
+    if not (renamed or exchanged) and all(a.end <= b.base for a, b in pairwise(files)):
         return listings
     # The usual size: that of most files, and the one which most names are multiples of.
     voters = [file for file in files if file.size >= _LEAST_SIZE]
@@ -186,13 +205,20 @@ def log_listings(folders: Iterable[str]) -> list[Listing]:
             _drop_overlaps(contents, usual, size)
     elif len(usual) < len(files):
         return listings
-    for trouble, file in _renamed(renamed, usual, size):
+    exchanged = [file for file in exchanged if usual.get(file.base) is file]
+    for trouble, base, length in _belonging(renamed, exchanged, usual, size):
+        name = names.build_offset(base)
+        about = replace(trouble, misnamed=False, reason=f"{trouble.reason}; its messages are "
+                        f"those of {name}")
         for folder, contents in zip(folders, listings, strict=True):
-            if trouble in elsewhere[folder]:
+            if trouble.path.startswith(os.path.join(folder, "")):
                 contents.troubles = [*(other for other in contents.troubles if other != trouble),
-                                     replace(trouble, misnamed=False, reason=f"{trouble.reason}; "
-                                             f"its messages are those of {file.name}")]
-                contents.files = sorted([*contents.files, file], key=attrgetter("name"))
+                                     about]
+                contents.files = [file for file in contents.files if file.path != trouble.path]
+                if length:
+                    contents.files = sorted([*contents.files, StoreFile(
+                        trouble.path, name, base, length)], key=attrgetter("name"))
+                break
     return listings
 
 
@@ -221,6 +247,35 @@ def _nested(folder: str, contents: Listing) -> Iterator[Trouble]:
             yield Trouble(file.path, "a file in a folder inside the log's folder", nested=True)
 
 
+def _belonging(renamed: list[Trouble], exchanged: list[StoreFile],
+               usual: dict[int, StoreFile], size: int) -> Iterator[tuple[Trouble, int, int]]:
+    """Yield (file with a wrong name, physical offset that it has, length) for the files of a log.
+    The length is 0 for a second copy of a file.
+
+    ``exchanged``: the files that have the name of another one. ``usual``: the files of ``size``
+    bytes, by their physical offset. A file that belongs to no free place keeps its name.
+    """
+    own = dict(usual)
+    while True:
+        for file in exchanged:
+            own.pop(file.base, None)
+        some = [Trouble(file.path, "the name of another file of the log", exchanged=True)
+                for file in exchanged]
+        placed = [*_renamed([*renamed, *some], own, size)]
+        paths = {trouble.path for trouble, _ in placed}
+        # Of the others, only those whose messages are in their right place as well are no loss.
+        copies = {file.path: base for file in exchanged if file.path not in paths
+                  and (base := _recorded_base(file.path)[0]) in own
+                  and _recorded_base(own[base].path)[0] == base}
+        kept = [file for file in exchanged if file.path not in paths and file.path not in copies]
+        if not kept:
+            break
+        exchanged = [file for file in exchanged if file not in kept]
+        own.update((file.base, file) for file in kept)
+    yield from ((trouble, file.base, file.size) for trouble, file in placed)
+    yield from ((trouble, copies[trouble.path], 0) for trouble in some if trouble.path in copies)
+
+
 def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int) -> Iterator[
         tuple[Trouble, StoreFile]]:
     """Yield (file with a wrong name, file of the log) for each missing file of a log whose records
@@ -245,13 +300,39 @@ def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int)
             yield files[base][0]
 
 
+def _has_other_name(file: StoreFile) -> bool:
+    """Return whether a file of a log begins with messages of another physical offset than the one
+    in its name, and no message of that offset was found in it.
+
+    A file in which only some pages were exchanged keeps its name.
+    """
+    if file.head:
+        return False
+    try:
+        with file.open() as source:
+            head = source.read(0, START_SIZE)
+            if len(head) < START_SIZE or not any(head) or _OFFSET.unpack_from(head)[0] == file.base:
+                return False
+            if _recorded_base(file.path)[0] in (None, file.base):
+                return False
+            from rmqctl.scan.resync import is_blank, next_provable  # hardly ever
+
+            for start in range(0, file.size, max(file.size // _SAMPLES, _SAMPLE)):
+                candidate: int | None
+                candidate, end = start - 1, min(start + _SAMPLE, file.size)
+                while (candidate := next_provable(source, candidate + 1, end)) is not None:
+                    if not is_blank(source, candidate):
+                        return False
+            return True
+    except StoreIOError:
+        return False
+
+
 def _recorded_base(path: str) -> tuple[int | None, int]:
     """Return (physical offset of a log file by its first records, its length).
 
     The offset is None unless the file begins with intact messages, one after another.
     """
-    from rmqctl.formats.local.message import START_SIZE, decode, total_size_at
-
     try:
         with FileSource(path) as source:
             position, base = 0, None

@@ -168,6 +168,21 @@ class Store(Closing):
         self._uses: tuple[str, ...] = ()
         self.log_is_found = False
         """True if only their files show that folders other than ``commitlog`` belong to the log."""
+        self.is_by_name = False
+        """True if the names of log files count, as for a broker, even if their records show other
+        ones.
+        """
+
+    def by_name(self) -> Store:
+        """Return a view of this store in which each log file is the one in its name."""
+        store = Store(self.root, self.log_folders, self.sizes, self._moment, current=self._current)
+        store.log_is_found, store.is_by_name = self.log_is_found, True
+        return store
+
+    @property
+    def is_exchanged(self) -> bool:
+        """Return whether log files have the names of other ones."""
+        return any(trouble.exchanged for trouble in self.log_troubles)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
@@ -345,7 +360,7 @@ class Store(Closing):
     @cached_property
     def _log_listings(self) -> list[Listing]:
         _ = self.snapshot  # first: a file that is created meanwhile would be missing from the list
-        return log_listings(self.log_folders)
+        return log_listings(self.log_folders, by_name=self.is_by_name)
 
     @property
     def log(self) -> CommitLog:
@@ -401,7 +416,8 @@ class Store(Closing):
         """
         set_to = self.sizes.conf.values.get("max_message_size")
         witness = StoreWitness(
-            partial(Store, self.root, self.log_folders, self.sizes, current=current),
+            self.by_name if self.is_by_name else partial(
+                Store, self.root, self.log_folders, self.sizes, current=current),
             self.sizes.largest_record,
             LARGEST_RECORD if set_to is None else set_to + BESIDES_BODY)
         if not current:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,11 +13,14 @@ import pytest
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.ext.serve.consuming.positions import Positions, PositionsFile
 from rmqctl.ext.serve.serving import ServeSettings
+from rmqctl.formats import layout
+from rmqctl.formats.local.message import Message, is_magic, magic_at, total_size_at
 from rmqctl.store.store import Store
 from tests.adversary.writer import Layout, Writer
 from tests.serve.running import empty_store, serving
 from tests.support.layouts import layout_set
 
+PHYSICAL_OFFSET_AT = layout.field(Message, "physical_offset").offset
 GROUP = ("g", "orders")
 
 
@@ -127,7 +131,13 @@ def test_a_log_of_which_nothing_is_left_that_the_file_knows(tmp_path: Path) -> N
     file, root = tmp_path / "o.json", built_store(tmp_path / "a", "one")
     committed(file, [("broker-a", root)])
     for path in sorted((root / "commitlog").iterdir()):
-        path.rename(path.with_name(f"{int(path.name) + (1 << 20):020}"))
+        data = bytearray(path.read_bytes())
+        moved, at = int(path.name) + (1 << 20), 0
+        while is_magic(magic_at(data, at)):
+            struct.pack_into(">q", data, at + PHYSICAL_OFFSET_AT, moved + at)
+            at += total_size_at(data, at)
+        path.write_bytes(data)
+        path.rename(path.with_name(f"{moved:020}"))
     before = file.read_bytes()
     with pytest.raises(UsageError, match="cannot be determined"):
         committed(file, [("broker-a", root)])

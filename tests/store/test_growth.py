@@ -170,7 +170,7 @@ def test_an_idle_log_costs_next_to_nothing(followed, monkeypatch):
     walk, files = growth.walked, growth.log_listings
     monkeypatch.setattr(growth, "walked", lambda *a, **k: walks.append(1) or walk(*a, **k))
     monkeypatch.setattr(growth, "log_listings",
-                        lambda folders: listings.append(1) or files(folders))
+                        lambda *a, **k: listings.append(1) or files(*a, **k))
     for _ in range(3000):
         followed.clock.now += 0.01
         assert followed.advance(position) == position

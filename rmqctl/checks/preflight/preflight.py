@@ -91,7 +91,8 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
     read.
     """
     def predict(opened: Store, release: str, version: BrokerVersion, full: bool) -> Prediction:
-        return _predict(opened, release, version, full, progress, machine, seen)
+        return _predict(opened, release, version, full, progress, machine,
+                        None if opened.is_by_name else seen)
 
     return start_of(store, broker_version, predict, full=full)
 

@@ -7,7 +7,7 @@ module determines these files and combines the predictions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from rmqctl.actions import Action
 from rmqctl.broker.conf.follow import Followed, follow
@@ -61,7 +61,7 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
         if followed.elsewhere:
             prediction = _elsewhere(store, release, followed)
         else:
-            prediction = predict(followed.store, release, followed.version, full)
+            prediction = _by_names(followed.store, release, followed.version, predict, full=full)
     finally:
         if followed.store is not store:
             followed.store.close()
@@ -78,6 +78,35 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
             prediction.actions.insert(
                 0, Action(REFUSE, setting.setting, None, None, setting.detail))
     return prediction
+
+
+def _by_names(store: Store, release: str, version: BrokerVersion, predict: Predict, *,
+              full: bool) -> Prediction:
+    """Return the prediction for a broker, which reads each log file as the one in its name.
+
+    Messages in files with the name of another file are not lost, but the broker does not find them.
+    """
+    prediction = predict(store, release, version, full)
+    if not store.is_exchanged:
+        return prediction
+    with closing(store.by_name()) as named:
+        start = predict(named, release, version, full)
+    # What is lost now, and how much of the log remains, is judged by the messages.
+    start.log.gone, start.log.messages = prediction.log.gone, prediction.log.messages
+    start.log.undecided = prediction.log.undecided
+    if not start.log.cut.count:
+        start.consumers, start.queues.losses = prediction.consumers, prediction.queues.losses
+    exchanged = sorted(trouble.path for trouble in store.log_troubles if trouble.exchanged)
+    count = sum(len(batch) for file in store.log.files if file.path in exchanged
+                for batch in store.log.walk(file.base, file.end))
+    start.log.shadowed += max(0, count - start.log.cut.count)
+    start.notes.append(Phrase(
+        "{file} has the name of another log file. A broker delivers wrong messages from it; "
+        "`rmqctl recover` gives it the right name",
+        "{count:,} log files have the name of another one, the first {file}. A broker delivers "
+        "wrong messages from them; `rmqctl recover` gives them the right names",
+        count=len(exchanged), file=relative(store, exchanged[0])))
+    return start
 
 
 def _note_folders(store: Store, prediction: Prediction) -> None:

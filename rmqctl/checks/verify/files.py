@@ -90,7 +90,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
         files += log_listing.files
         taken += occupied(log_listing)
     yield from (sequence.finding("file-name", trouble.reason, trouble.path, severity=ERROR)
-                for trouble in store.log_troubles if trouble.nested)
+                for trouble in store.log_troubles if trouble.nested or trouble.exchanged)
     here = {file.path for file in files}
     files += [file for file in store.log_as_it_is.files if file.path not in here]
     # The size of most of the files.

@@ -250,6 +250,8 @@ class Files:
         self._renamed = {file.base: file.path for file in store.log.files
                          if os.path.basename(file.path) != file.name or file.path in nested}
         self._own = {file.base for file in store.log.files} - {*self._renamed}
+        self._copies = [trouble.path for trouble in store.log_troubles if trouble.exchanged
+                        and trouble.path not in self._renamed.values()]
 
     def filled(self, part: LogPart, region: Region, filling: Filling) -> None:
         """Add the description of a filled region to the actions."""
@@ -283,37 +285,46 @@ class Files:
         """Return the steps that turn the files into ``parts``. ``written``: paths of finished
         files, by part number.
         """
-        steps: list[Step] = []
+        steps = [*self._files(parts, written)]
+        # Files under wrong names, except those in whose place another one was put.
+        targets = {step.target for step in steps}
+        for path in (*self._renamed.values(), *self._copies):
+            here = relative_target(self._store, path)
+            if here not in targets:
+                steps.append(MoveAside(here))
+                if path in self._copies:
+                    self._actions.append(Action("move aside", here, os.stat(path).st_size, None,
+                                                "a second copy of another file", "byte"))
+        return steps
+
+    def _files(self, parts: Sequence[LogPart], written: Mapping[int, str]) -> Iterator[Step]:
         for number, part in enumerate(parts):
             target = self._target(part)
             # Files that are already complete in the scratch folder.
             if part.base in self._copied:
-                steps.append(self._whole(target, part))
-                if part.base in self._renamed:
-                    steps.append(self._without_other_name(target, part.base))
+                yield self._whole(target, part)
                 continue
             if number in written:
-                steps.append(Create(target, FileContent(written[number]),
-                                    os.stat(written[number]).st_mtime_ns))
+                yield self._put(target, FileContent(written[number]),
+                                os.stat(written[number]).st_mtime_ns)
                 continue
             # A missing file, of which only the pieces are known.
             if part.path is None:
                 content = OverlayPiece(0, part.size, tuple(
                     (piece.at + inner, data) for piece in part.pieces
                     for inner, data in piece.parts))
-                steps.append(Create(target, content, self._time(parts, number)))
+                yield self._put(target, content, self._time(parts, number))
                 if not part.pieces:
                     self._actions.append(Action("create", target, None, part.size,
                                                "missing; nothing intact follows", "byte"))
                 continue
             if part.base in self._renamed:
-                steps += [self._with_its_name(target, part),
-                          self._without_other_name(target, part.base)]
+                yield self._with_its_name(target, part)
                 continue
             # An existing file gets its pieces, and the size of the other files.
             size = os.stat(part.path).st_size
             if size > part.size:
-                steps.append(self._shortened(target, part, size))
+                yield self._shortened(target, part, size)
                 continue
             some = list(part.pieces)
             if size < part.size and (not some or some[-1].end < part.size):
@@ -322,8 +333,7 @@ class Files:
                 self._actions.append(Action("extend", target, size, part.size,
                                            "shorter than the other files", "byte"))
             if some:
-                steps.append(Patch(target, tuple(some)))
-        return steps
+                yield Patch(target, tuple(some))
 
     def _with_its_name(self, target: str, part: LogPart) -> Step:
         """Return the step for a file that has another name: a copy with its pieces, and with the
@@ -332,20 +342,26 @@ class Files:
         assert self._scratch is not None
         assert part.path is not None
         about = os.stat(part.path)
+        self._renaming(target, part.path)
         if about.st_size == part.size and not part.pieces:
-            return Create(target, FileContent(part.path, movable=False), about.st_mtime_ns)
+            return self._put(target, FileContent(part.path, movable=False), about.st_mtime_ns)
         path = _with_pieces(self._scratch, part)
         if about.st_size < part.size:
             os.truncate(path, part.size)
             self._actions.append(Action("extend", target, about.st_size, part.size,
                                         "shorter than the other files", "byte"))
-        return Create(target, FileContent(path), about.st_mtime_ns)
+        return self._put(target, FileContent(path), about.st_mtime_ns)
 
-    def _without_other_name(self, target: str, base: int) -> Step:
-        here = relative_target(self._store, self._renamed[base])
-        self._actions.append(Action("rename", target, here, None,
+    def _renaming(self, target: str, path: str) -> None:
+        """Add the description of a renamed file to the actions."""
+        self._actions.append(Action("rename", target, relative_target(self._store, path), None,
                                     "its messages show where it belongs"))
-        return MoveAside(here)
+
+    def _put(self, target: str, content: FileContent | OverlayPiece,
+             time: int | None) -> Create | Replace:
+        """Return the step that creates a file, or replaces one that has this name."""
+        exists = os.path.lexists(os.path.join(self._store.root, target))
+        return (Replace if exists else Create)(target, content, time)
 
     def _shortened(self, target: str, part: LogPart, size: int) -> Step:
         """Return the step for a file that is longer than the other files."""
@@ -364,12 +380,14 @@ class Files:
     def _whole(self, target: str, part: LogPart) -> Step:
         """Return the step for a file whose complete content was copied, with its pieces applied."""
         content = self._copied[part.base]
+        if part.base in self._renamed:
+            self._renaming(target, self._renamed[part.base])
         time = os.stat(content.path).st_mtime_ns if part.base not in self._own else (
             os.stat(os.path.join(self._store.root, target)).st_mtime_ns)
         if part.pieces:
             assert self._scratch is not None
             content = FileContent(_with_pieces(self._scratch, part))
-        return (Replace if part.base in self._own else Create)(target, content, time)
+        return self._put(target, content, time)
 
     def _time(self, parts: Sequence[LogPart], number: int) -> int | None:
         """Return the modification time (ns) of a neighbouring file for a new file; None if no file

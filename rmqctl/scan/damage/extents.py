@@ -57,6 +57,7 @@ from rmqctl.scan.resync import (
     MAX_RECORD,
     bare_records,
     extent,
+    first_placed,
     is_blank,
     is_placed,
     located_size,
@@ -72,6 +73,8 @@ _UNUSED = 64 << 10
 """Number of zeros expected after the last record of a file. A body rarely contains this number of
 consecutive zeros.
 """
+_STEP = 1 << 20
+"""Number of bytes of consecutive damaged records that are examined at once."""
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 
@@ -173,6 +176,11 @@ def _behind_rows(source: Source, at: int, own: Extent, references: References,
             (is_whole or is_placed(source, at)) and not any(source.read(end, START_SIZE)))):
         return Resumption(end, located=own.firm)
     while end < source.size and located_size(source, end) is None:
+        # Skip many at once: a whole file may be damaged.
+        chain = references.chain(end, _STEP)
+        if len(chain) > 1 and (skipped := min(first_placed(source, chain), len(chain) - 1)) > 0:
+            end = int(chain[skipped])
+            continue
         sizes = [size for size in references.sizes(end) if size > 0]
         if not sizes:
             break

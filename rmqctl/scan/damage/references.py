@@ -37,6 +37,22 @@ class References:
         low, high = np.searchsorted(physical, (place, place + 1)).tolist()
         return [int(length) + self._source.head for length in size[low:high] if length > 0]
 
+    def chain(self, at: int, most: int) -> Array:
+        """Return the positions (int64) of consecutive frames according to consume queue entries:
+        the first is ``at``, and each begins where the one before ends. The chain ends within
+        ``most`` bytes, or before a position with other than one entry.
+        """
+        if self._witness is None:
+            return np.zeros(0, np.int64)
+        physical, size = self._rows(at)
+        low, high = np.searchsorted(physical, (self._base + at, self._base + at + most)).tolist()
+        places, sizes = physical[low:high] - self._base, size[low:high]
+        if not len(places) or places[0] != at:
+            return places[:0]
+        ends = places[:-1] + sizes[:-1] + self._source.head
+        broken = np.flatnonzero((ends != places[1:]) | (sizes[:-1] <= 0))
+        return places[:int(broken[0]) + 1 if len(broken) else len(places)]
+
     def _rows(self, at: int) -> tuple[Array, Array]:
         assert self._witness is not None
         return self._witness.rows(*self._window(at))

@@ -100,6 +100,7 @@ class GrowingLog:
         self._folders, self._tell, self._clock = list(folders), tell, clock
         self._lost = lost or tell
         self._witness = witness
+        self._checked: set[str] = set()
         self._waiting: _Waiting | None = None
         self._idle: _Idle | None = None
         self._reported: int | None = None
@@ -115,7 +116,7 @@ class GrowingLog:
 
         Raises: StoreIOError if a folder cannot be listed.
         """
-        listings = log_listings(self._folders)
+        listings = log_listings(self._folders, checked=self._checked)
         for folder in listings:
             for trouble in folder.troubles:
                 if trouble.unreadable:
