@@ -63,6 +63,25 @@ cdef extern from *:
         return said;
     }
 
+    /* 0 first; 1 when a page of a mapping could not be read, until rmqctl_leave. The function that
+       calls this must not return in between. */
+    static __thread sigset_t rmqctl_mask;
+
+    static sigjmp_buf *rmqctl_entered(sigjmp_buf *here) {
+        sigset_t bus;
+        sigemptyset(&bus);
+        sigaddset(&bus, SIGBUS);
+        pthread_sigmask(SIG_UNBLOCK, &bus, &rmqctl_mask);
+        return rmqctl_way_out = here;
+    }
+
+    static void rmqctl_leave(void) {
+        if (rmqctl_way_out) pthread_sigmask(SIG_SETMASK, &rmqctl_mask, NULL);
+        rmqctl_way_out = NULL;
+    }
+
+    #define rmqctl_enter(here) sigsetjmp(*rmqctl_entered(here), 0)
+
     static struct sigaction rmqctl_before;
 
     static void rmqctl_guard(int on) {
@@ -78,7 +97,11 @@ cdef extern from *:
         sigaction(SIGBUS, &ours, &rmqctl_before);
     }
     """
+    ctypedef struct sigjmp_buf:
+        pass
     int rmqctl_guarded(int (*work)(void *) noexcept nogil, void *of) noexcept nogil
+    int rmqctl_enter(sigjmp_buf *here) noexcept nogil
+    void rmqctl_leave() noexcept nogil
     void rmqctl_guard(int on)
 
 cdef struct Wanted:
@@ -96,22 +119,60 @@ cdef int guarded_now = 0
 """Number of threads that read from a mapping."""
 
 
+cdef void begin_guard():
+    """Catch SIGBUS from now on. The handler is the process's: it is set while any thread reads from
+    a mapping.
+    """
+    global guarded_now
+    if not guarded_now:
+        rmqctl_guard(1)
+    guarded_now += 1
+
+
+cdef void end_guard():
+    """Undo `begin_guard`."""
+    global guarded_now
+    rmqctl_leave()  # after an error
+    guarded_now -= 1
+    if not guarded_now:
+        rmqctl_guard(0)
+
+
 cdef int guarded(int (*work)(void *) noexcept nogil, void *of):
     """Return the result of ``work``, which may read from a mapping; 0 if a page cannot be read,
     because the file became shorter or the disk is faulty. SIGBUS is caught meanwhile.
     """
-    global guarded_now
     cdef int result
-    # The handler is the process's: it is set while any thread is at it.
-    if not guarded_now:
-        rmqctl_guard(1)
-    guarded_now += 1
+    begin_guard()
     with nogil:
         result = rmqctl_guarded(work, of)
-    guarded_now -= 1
-    if not guarded_now:
-        rmqctl_guard(0)
+    end_guard()
     return result
+
+
+cdef struct Copied:
+    const uint8_t *start
+    uint8_t *into
+    int64_t count
+
+
+cdef int copy_bytes(void *of) noexcept nogil:
+    """Copy the bytes. Return 1."""
+    cdef Copied *to = <Copied *>of
+    memcpy(to.into, to.start, <size_t>to.count)
+    return 1
+
+
+def copied(const uint8_t[::1] data, int64_t at, uint8_t[::1] into):
+    """Fill ``into`` with the bytes from ``at`` on of a mapping ``data``. Return whether they can be
+    read.
+    """
+    cdef Copied some
+    within(at, into.shape[0], data.shape[0])
+    if not into.shape[0]:
+        return True
+    some = Copied(&data[at], &into[0], into.shape[0])
+    return guarded(copy_bytes, &some) == 1
 
 
 def read_records(int fd, const uint8_t[::1] mapped, uint8_t[::1] out, const int64_t[::1] place,

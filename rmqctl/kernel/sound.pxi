@@ -3,9 +3,10 @@
 
 cdef enum:  # why a pass ends: behind it stand what is asked for, or nothing
     AT_END, NOT_SOUND, ANOTHER_RUN, NEW_TOPIC, NEW_QUEUE, NO_UNIT, NO_ENTRY, NO_ROOM
+    UNREADABLE
 
 SOUND_ENDS = ("at_end", "not_sound", "another_run", "new_topic", "new_queue", "no_unit",
-              "no_entry", "no_room")
+              "no_entry", "no_room", "unreadable")
 
 cdef enum:  # bytes that are passed with the interpreter locked
     NEAR = 16384
@@ -540,6 +541,34 @@ cdef int sound_until(const uint8_t[::1] data, const Name *name, int64_t base, in
     return why
 
 
+cdef int caught_until(const uint8_t[::1] data, const Name *name, int64_t base, int64_t end,
+                      int what, int64_t[::1] state, const uint8_t[::1] known,
+                      const int64_t[:, ::1] known_places, const int32_t[::1] known_cells,
+                      const int64_t[:, ::1] topics, const int32_t[::1] cells,
+                      int64_t[:, ::1] queues, int64_t[:, ::1] intervals, const uint8_t[::1] units,
+                      const int64_t[::1] unit_times, const uint8_t[::1] entries,
+                      const int64_t[::1] starts, const int64_t[::1] begins,
+                      const int64_t[::1] delays, int64_t[:, ::1] heads, int64_t[:, ::1] bad,
+                      int64_t[:, ::1] lost, int64_t[:, ::1] extra, bint mapped) except -1 nogil:
+    """Skip sound records as `sound_until`; in a mapping, return UNREADABLE if a page of it cannot
+    be read. All arrays are then without meaning.
+    """
+    cdef sigjmp_buf here
+    cdef int why
+    if not mapped:
+        return sound_until(data, name, base, end, what, state, known, known_places, known_cells,
+                           topics, cells, queues, intervals, units, unit_times, entries, starts,
+                           begins, delays, heads, bad, lost, extra)
+    if rmqctl_enter(&here):
+        rmqctl_leave()
+        return UNREADABLE
+    why = sound_until(data, name, base, end, what, state, known, known_places, known_cells,
+                      topics, cells, queues, intervals, units, unit_times, entries, starts,
+                      begins, delays, heads, bad, lost, extra)
+    rmqctl_leave()
+    return why
+
+
 def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[::1] state,
           const uint8_t[::1] names, const int64_t[::1] name_ends,
           const uint8_t[::1] known, const int64_t[:, ::1] known_places,
@@ -548,7 +577,7 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
           const uint8_t[::1] units, const int64_t[::1] unit_times,
           const uint8_t[::1] entries, const int64_t[::1] starts, const int64_t[::1] begins,
           const int64_t[::1] delays, int64_t[:, ::1] heads, int64_t[:, ::1] bad,
-          int64_t[:, ::1] lost, int64_t[:, ::1] extra):
+          int64_t[:, ::1] lost, int64_t[:, ::1] extra, bint mapped):
     """Skip records from the state's ``at`` on that are sound and whose consume queue entries and
     index entries exist and agree with them. The records start before ``end``.
 
@@ -566,7 +595,9 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
     to ``bad`` (offset, size, topic, queue id, queue offset, length of the body, flag) and is not
     counted elsewhere. ``lost`` are damaged records, ascending (position, length, whether it was
     skipped), which are skipped. Index entries that point before the next message are added to
-    ``extra`` (physical offset, hash, number). Returns the reason why the function stopped.
+    ``extra`` (physical offset, hash, number). ``mapped``: ``data`` is a mapping of a file. Returns
+    the reason why the function stopped; if that is "unreadable", a page of the mapping cannot be
+    read, and what the arrays contain has no meaning.
     """
     cdef int64_t size = data.shape[0], at = state[S_AT], file = state[S_FILE]
     cdef int64_t files = begins.shape[0], extras = state[S_EXTRA]
@@ -589,14 +620,21 @@ def sound(const uint8_t[::1] data, int64_t base, int64_t end, int what, int64_t[
 
     # A stop is soon followed by the next one while queues are new: the other threads do not get the
     # lock of the interpreter for that.
-    why = sound_until(data, name, base, min(end, at + NEAR), what, state, known, known_places,
-                      known_cells, topics, cells, queues, intervals, units, unit_times, entries,
-                      starts, begins, delays, heads, bad, lost, extra)
-    if why == AT_END and state[S_AT] < end:
-        with nogil:
-            why = sound_until(data, name, base, end, what, state, known, known_places, known_cells,
-                              topics, cells, queues, intervals, units, unit_times, entries, starts,
-                              begins, delays, heads, bad, lost, extra)
+    if mapped:
+        begin_guard()
+    try:
+        why = caught_until(data, name, base, min(end, at + NEAR), what, state, known, known_places,
+                           known_cells, topics, cells, queues, intervals, units, unit_times,
+                           entries, starts, begins, delays, heads, bad, lost, extra, mapped)
+        if why == AT_END and state[S_AT] < end:
+            with nogil:
+                why = caught_until(data, name, base, end, what, state, known, known_places,
+                                   known_cells, topics, cells, queues, intervals, units,
+                                   unit_times, entries, starts, begins, delays, heads, bad, lost,
+                                   extra, mapped)
+    finally:
+        if mapped:
+            end_guard()
     return why
 
 
@@ -610,19 +648,13 @@ LEAD_STATE = ("at", "messages", "keys", "asked", "asked_1")
 LEAD_COLUMN = ("topic", "queue_id", "queue_offset", "physical", "size", "store_timestamp", "tags")
 
 
-def lead(const uint8_t[::1] data, int64_t base, int64_t end, bint keyed, int64_t[::1] state,
-         const uint8_t[::1] names, const int64_t[::1] name_ends,
-         const uint8_t[::1] known, const int64_t[:, ::1] known_places,
-         const int32_t[::1] known_cells, const int64_t[:, ::1] topics,
-         const int64_t[::1] delays, int64_t[:, ::1] columns, uint8_t[::1] rowed,
-         int64_t[:, ::1] keys):
-    """Compute the entries of records from the state's ``at`` on, while these are intact and plain.
-
-    Arguments as in `sound`. ``columns`` (int64, named by `LEAD_COLUMN`) and ``rowed`` (whether it
-    has a consume queue entry) receive each message, ``keys`` (int64 [2, n]) message and hash of
-    each index entry, in index order, if these are wanted. Returns the reason why the function
-    stopped.
-    """
+cdef int lead_until(const uint8_t[::1] data, const Name *name, int64_t base, int64_t end,
+                    bint keyed, int64_t[::1] state, const uint8_t[::1] known,
+                    const int64_t[:, ::1] known_places, const int32_t[::1] known_cells,
+                    const int64_t[:, ::1] topics, const int64_t[::1] delays,
+                    int64_t[:, ::1] columns, uint8_t[::1] rowed,
+                    int64_t[:, ::1] keys) except -1 nogil:
+    """Compute the entries of records that start before ``end``, as `lead` says."""
     cdef int64_t size = data.shape[0], at = state[P_AT]
     cdef const uint8_t *first = &data[0] if size else NULL
     cdef const uint8_t *record
@@ -632,7 +664,6 @@ def lead(const uint8_t[::1] data, int64_t base, int64_t end, bint keyed, int64_t
     cdef const uint8_t *key_end
     cdef const uint8_t *mark
     cdef Message seen
-    cdef Name name[NAMES]
     cdef int64_t messages = state[P_MESSAGES], count = state[P_KEYS], next_count
     cdef int64_t room = columns.shape[1], key_room = keys.shape[1], unique_size, when, code
     cdef int64_t *column = &columns[0, 0] if columns.shape[0] and room else NULL
@@ -640,77 +671,127 @@ def lead(const uint8_t[::1] data, int64_t base, int64_t end, bint keyed, int64_t
     cdef int32_t flag, topic
     cdef int transaction, why = AT_END
     cdef bint good
+    while at < end:
+        why = NOT_SOUND
+        if not look(first, size, at, base, name, &seen) or not seen.intact:
+            break
+        record = first + at
+        flag = read_i32(record + SYS_FLAG_AT)
+        transaction = flag & TRANSACTION_MASK
+        when = read_i64(record + BORN_HOST_AT + ADDRESS_SIZE + 4 + (
+            BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0))
+        why = NEW_TOPIC
+        topic = topic_of(first + seen.found.topic_start, seen.found.topic_length, known,
+                         known_places, known_cells)
+        if topic < 0:
+            state[P_ASKED] = seen.found.topic_start
+            state[P_ASKED_1] = seen.found.topic_length
+            break
+        why = NOT_SOUND
+        if topics[topic, T_KIND] == T_OTHER or not code_of(
+                &seen, topics[topic, T_KIND] == T_SCHEDULE, when, delays, &code):
+            break
+        why = NO_ROOM
+        if messages >= room:
+            break
+
+        # Keys of index entries: the unique key as a whole, the others between spaces.
+        next_count, good = count, True
+        if keyed and transaction != TRANSACTION_ROLLBACK:
+            hashed, unique_size = <uint32_t>topics[topic, T_SHARP], seen.unique_size
+            key, key_end = seen.keys, seen.keys + seen.keys_size
+            while unique_size or key < key_end:
+                if unique_size:
+                    part, part_end, unique_size = seen.unique, seen.unique + unique_size, 0
+                else:
+                    part = key
+                    mark = <const uint8_t *>memchr(key, SPACE, <size_t>(key_end - key))
+                    part_end = mark if mark != NULL else key_end
+                    key = part_end + 1
+                    if part == part_end:
+                        continue
+                good = next_count < key_room
+                if not good:
+                    break
+                why = NOT_SOUND
+                good = hash_of(hashed, part, part_end - part, seen.sealed, &key_hash)
+                if not good:
+                    break
+                why = NO_ROOM
+                keys[0, next_count], keys[1, next_count] = messages, absolute(key_hash)
+                next_count += 1
+            if not good:
+                break
+
+        # Below the room that was tested, column by column.
+        count = next_count
+        column[L_TOPIC * room + messages] = topic
+        column[L_QUEUE * room + messages] = read_i32(record + QUEUE_ID_AT)
+        column[L_OFFSET * room + messages] = read_i64(record + QUEUE_OFFSET_AT)
+        column[L_PHYSICAL * room + messages] = base + at
+        column[L_SIZE * room + messages] = seen.found.total_size
+        column[L_TIME * room + messages] = when
+        column[L_TAGS * room + messages] = code
+        rowed[messages] = not transaction & TRANSACTION_PREPARED
+        messages += 1
+        at += seen.found.total_size
+        why = AT_END
+    state[P_AT], state[P_MESSAGES], state[P_KEYS] = at, messages, count
+    return why
+
+
+cdef int caught_lead(const uint8_t[::1] data, const Name *name, int64_t base, int64_t end,
+                     bint keyed, int64_t[::1] state, const uint8_t[::1] known,
+                     const int64_t[:, ::1] known_places, const int32_t[::1] known_cells,
+                     const int64_t[:, ::1] topics, const int64_t[::1] delays,
+                     int64_t[:, ::1] columns, uint8_t[::1] rowed, int64_t[:, ::1] keys,
+                     bint mapped) except -1 nogil:
+    """Compute entries as `lead_until`; in a mapping, return UNREADABLE if a page of it cannot be
+    read. The state is then that before the call.
+    """
+    cdef sigjmp_buf here
+    cdef int why
+    if not mapped:
+        return lead_until(data, name, base, end, keyed, state, known, known_places, known_cells,
+                          topics, delays, columns, rowed, keys)
+    if rmqctl_enter(&here):
+        rmqctl_leave()
+        return UNREADABLE
+    why = lead_until(data, name, base, end, keyed, state, known, known_places, known_cells,
+                     topics, delays, columns, rowed, keys)
+    rmqctl_leave()
+    return why
+
+
+def lead(const uint8_t[::1] data, int64_t base, int64_t end, bint keyed, int64_t[::1] state,
+         const uint8_t[::1] names, const int64_t[::1] name_ends,
+         const uint8_t[::1] known, const int64_t[:, ::1] known_places,
+         const int32_t[::1] known_cells, const int64_t[:, ::1] topics,
+         const int64_t[::1] delays, int64_t[:, ::1] columns, uint8_t[::1] rowed,
+         int64_t[:, ::1] keys, bint mapped):
+    """Compute the entries of records from the state's ``at`` on, while these are intact and plain.
+
+    Arguments as in `sound`. ``columns`` (int64, named by `LEAD_COLUMN`) and ``rowed`` (whether it
+    has a consume queue entry) receive each message, ``keys`` (int64 [2, n]) message and hash of
+    each index entry, in index order, if these are wanted. Returns the reason why the function
+    stopped; if that is "unreadable", nothing was added.
+    """
+    cdef int64_t size = data.shape[0], at = state[P_AT], room = columns.shape[1]
+    cdef Name name[NAMES]
+    cdef int why
     if (state.shape[0] != P_CELLS or topics.shape[1] != T_CELLS or known_places.shape[0] != 2
             or known_cells.shape[0] & (known_cells.shape[0] - 1) or not 0 <= at <= size
             or columns.shape[0] != LEAD_COLUMNS or rowed.shape[0] < room or keys.shape[0] != 2
-            or messages < 0 or count < 0):
+            or state[P_MESSAGES] < 0 or state[P_KEYS] < 0):
         raise ValueError("arrays have another shape")
     take_names(names, name_ends, name)
-    with nogil:
-        while at < end:
-            why = NOT_SOUND
-            if not look(first, size, at, base, name, &seen) or not seen.intact:
-                break
-            record = first + at
-            flag = read_i32(record + SYS_FLAG_AT)
-            transaction = flag & TRANSACTION_MASK
-            when = read_i64(record + BORN_HOST_AT + ADDRESS_SIZE + 4 + (
-                BORN_HOST_V6_MORE if flag & BORN_HOST_V6 else 0))
-            why = NEW_TOPIC
-            topic = topic_of(first + seen.found.topic_start, seen.found.topic_length, known,
-                             known_places, known_cells)
-            if topic < 0:
-                state[P_ASKED] = seen.found.topic_start
-                state[P_ASKED_1] = seen.found.topic_length
-                break
-            why = NOT_SOUND
-            if topics[topic, T_KIND] == T_OTHER or not code_of(
-                    &seen, topics[topic, T_KIND] == T_SCHEDULE, when, delays, &code):
-                break
-            why = NO_ROOM
-            if messages >= room:
-                break
-
-            # Keys of index entries: the unique key as a whole, the others between spaces.
-            next_count, good = count, True
-            if keyed and transaction != TRANSACTION_ROLLBACK:
-                hashed, unique_size = <uint32_t>topics[topic, T_SHARP], seen.unique_size
-                key, key_end = seen.keys, seen.keys + seen.keys_size
-                while unique_size or key < key_end:
-                    if unique_size:
-                        part, part_end, unique_size = seen.unique, seen.unique + unique_size, 0
-                    else:
-                        part = key
-                        mark = <const uint8_t *>memchr(key, SPACE, <size_t>(key_end - key))
-                        part_end = mark if mark != NULL else key_end
-                        key = part_end + 1
-                        if part == part_end:
-                            continue
-                    good = next_count < key_room
-                    if not good:
-                        break
-                    why = NOT_SOUND
-                    good = hash_of(hashed, part, part_end - part, seen.sealed, &key_hash)
-                    if not good:
-                        break
-                    why = NO_ROOM
-                    keys[0, next_count], keys[1, next_count] = messages, absolute(key_hash)
-                    next_count += 1
-                if not good:
-                    break
-
-            # Below the room that was tested, column by column.
-            count = next_count
-            column[L_TOPIC * room + messages] = topic
-            column[L_QUEUE * room + messages] = read_i32(record + QUEUE_ID_AT)
-            column[L_OFFSET * room + messages] = read_i64(record + QUEUE_OFFSET_AT)
-            column[L_PHYSICAL * room + messages] = base + at
-            column[L_SIZE * room + messages] = seen.found.total_size
-            column[L_TIME * room + messages] = when
-            column[L_TAGS * room + messages] = code
-            rowed[messages] = not transaction & TRANSACTION_PREPARED
-            messages += 1
-            at += seen.found.total_size
-            why = AT_END
-    state[P_AT], state[P_MESSAGES], state[P_KEYS] = at, messages, count
+    if mapped:
+        begin_guard()
+    try:
+        with nogil:
+            why = caught_lead(data, name, base, end, keyed, state, known, known_places,
+                              known_cells, topics, delays, columns, rowed, keys, mapped)
+    finally:
+        if mapped:
+            end_guard()
     return why

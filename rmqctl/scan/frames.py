@@ -137,6 +137,16 @@ def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> A
     return out
 
 
+def part_of(data: Array, start: int, length: int, mapped: bool) -> Array | None:
+    """Return a part of ``data`` (uint8). ``mapped``: ``data`` is a mapping of a file; return a
+    copy, or None if the part cannot be read any more.
+    """
+    if not mapped:
+        return data[start:start + length]
+    kernel, part = active(), np.empty(length, np.uint8)
+    return part if kernel is not None and kernel.copied(data, start, part) else None
+
+
 def distinct(values: Array) -> Array:
     """Return the distinct values of an array, ascending.
 

@@ -47,14 +47,15 @@ class TolerantWalk:
     read, the walk continues in small steps up to the unreadable position. It skips at
     least `SKIPPED` bytes and continues at the next provable record.
 
-    ``first`` (known after the first item), ``position``, ``sound``: as in `Walk`.
+    ``first`` (known after the first item), ``position``, ``sound``, ``mapped``: as in `Walk`.
     ``shrunk``: whether the file ends before ``end``.
     ``no_stale``: whether stale records next to damage count as damage.
     """
 
     def __init__(self, open_source: Callable[[], Source], start: int, end: int, *,
                  resync: bool = False, whole: bool = False, no_stale: bool = False,
-                 sound: Sound | None = None) -> None:
+                 sound: Sound | None = None, mapped: bool = True) -> None:
+        self._mapped = mapped
         self._open_source, self._resync, self._end = open_source, resync, end
         self._whole, self._no_stale, self._sound = whole, no_stale, sound
         self.first = self.position = start
@@ -71,13 +72,13 @@ class TolerantWalk:
         lost_from, reason, skips = -1, "", 0
         base, passes = source.base, self._sound
 
-        def sound(data: Array, first: int, at: int, end: int, lost: Array) -> int:
+        def sound(data: Array, first: int, at: int, end: int, lost: Array, mapped: bool) -> int:
             """Skip the sound records, so that the walk does not process them again after a later
             failed read.
             """
             assert passes is not None
             try:
-                reached = passes(data, first, at, end, lost)
+                reached = passes(data, first, at, end, lost, mapped)
             except StoreIOError as error:
                 raise _OfConsumerError(error) from None
             if reached > at:
@@ -89,7 +90,8 @@ class TolerantWalk:
             try:
                 walk = Walk(source, self.position, stop, resync=resync, whole=self._whole,
                             chunk=STEP if in_steps else CHUNK, beside=beside,
-                            sound=None if passes is None or in_steps else sound)
+                            sound=None if passes is None or in_steps else sound,
+                            mapped=self._mapped)
                 if lost_from >= 0:  # up to the record with which it continues, if there is one
                     behind = walk.first if walk.first < source.size else self.position
                     yield from self._given_up(lost_from, behind, reason)

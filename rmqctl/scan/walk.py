@@ -22,10 +22,17 @@ from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
 from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
-Sound = Callable[[Array, int, int, int, Array], int]
+Sound = Callable[[Array, int, int, int, Array, bool], int]
 """Function that uses sound records; the walk then skips them. Arguments: data, physical offset of
 data[0], position of the next frame, position after the last frame, damaged records that may be
-skipped (`Led.lost`). Returns the position after the used records.
+skipped (`Led.lost`), whether data is a mapping of the file, which only the kernel may read. Returns
+the position after the used records.
+"""
+_MAPPED, _LEAST_MAPPED = 16 << 20, 1 << 20
+"""Maximum and minimum number of bytes of a file that are mapped for that function at once."""
+_SLACK = 64
+"""Number of bytes at the end of a mapping that are not used: fields of a record that another
+process changes meanwhile may point that far.
 """
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64
@@ -105,14 +112,16 @@ class Walk:
     ``beside``: removes stale records, which look like messages, from each batch
         (`rmqctl.scan.damage.stale`).
     ``sound``: called first with the data read; the records that it uses are in no batch.
+    ``mapped``: whether it may be called with a mapping of the file.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
                  resync: bool = False, growing: bool = False, chunk: int = CHUNK,
                  by_itself: bool = False, is_dense: bool = True, whole: bool = False,
                  beside: Callable[[Batch], Batch] | None = None,
-                 sound: Sound | None = None) -> None:
+                 sound: Sound | None = None, mapped: bool = True) -> None:
         self.source = source
+        self._window = getattr(source, "window", None) if mapped and sound is not None else None
         self._whole, self._beside, self._sound = whole, beside, sound
         self.end = source.size if end is None else min(end, source.size)
         self.shrunk = False
@@ -153,7 +162,10 @@ class Walk:
                 if held:  # their bytes are dropped
                     yield self._given(held)
                     held = []
-                wanted = self._wanted(buffer, at, filled)
+                # Skip sound records in a mapping, which saves a copy; not where damage is frequent.
+                if self._window is not None and met <= 1 and self._skip_mapped():
+                    continue
+                wanted = self._wanted(buffer, self.position - filled_from, filled)
                 if wanted > len(buffer):
                     buffer = bytearray(wanted)
                 filled_from = self.position
@@ -180,7 +192,7 @@ class Walk:
                     held = []
                 reached = self._sound(
                     np.frombuffer(buffer, np.uint8, filled), self.source.base + filled_from, at,
-                    self.end - filled_from, _NONE_LOST if led is None else led.lost)
+                    self.end - filled_from, _NONE_LOST if led is None else led.lost, False)
                 tries = min(tries + (reached - at) // _WORTH - 1, _TRIES)
                 if reached > at:
                     self.position = filled_from + reached
@@ -249,6 +261,20 @@ class Walk:
         if held:
             yield self._given(held)
         self.passed.add(sound_from, self.position)
+
+    def _skip_mapped(self) -> bool:
+        """Skip sound records in a mapping. Return whether this reached its end, or the walk's."""
+        assert self._window is not None
+        assert self._sound is not None
+        length = min(_MAPPED, self.source.size - self.position)
+        data = self._window(self.position, length) if length > _LEAST_MAPPED else None
+        if data is None:
+            return False
+        reached = self._sound(
+            np.frombuffer(data, np.uint8, length - _SLACK), self.source.base + self.position, 0,
+            self.end - self.position, _NONE_LOST, True)
+        self.position += reached
+        return self.position >= self.end or 2 * reached > length
 
     def _given(self, batches: list[Batch]) -> Batch:
         batch = joined(batches)

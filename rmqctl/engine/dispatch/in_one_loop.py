@@ -15,7 +15,7 @@ from rmqctl.engine.dispatch.derive import Derived, Deriver
 from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.kernel import active
 from rmqctl.scan.derived import NAMES, TopicNumbers, delays
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, part_of
 
 _KEYS_EACH = 2
 """Number of keys per message for which space is reserved at first."""
@@ -53,9 +53,9 @@ class LeadPass:
         self._rowed: Array = np.empty(0, bool)
         self._keys: Array = np.empty((2, 0), np.int64)
 
-    def over(self, data: Array, base: int, at: int, end: int, _lost: Array) -> int:
+    def over(self, data: Array, base: int, at: int, end: int, _lost: Array, mapped: bool) -> int:
         """Process the messages in ``data`` from position ``at`` on; return the position after the
-        last processed one (see `Walk.intact`).
+        last processed one (see `rmqctl.scan.walk.Sound`).
         """
         if self._limit is not None:
             data = data[:max(self._limit - base, 0)]
@@ -67,11 +67,13 @@ class LeadPass:
             ended = self._ends[self._kernel.lead(
                 data, base, end, self._deriver.with_keys, self._state, *NAMES,
                 *self._topics.table.tables, self._topics.rows, self._delays, self._columns,
-                self._rowed.view(np.uint8), self._keys)]
+                self._rowed.view(np.uint8), self._keys, mapped)]
             if ended == "new_topic":
                 start, length = self._state[-2:].tolist()
-                self._numbers.append(self._deriver.topics.number(
-                    self._topics.add(data[start:start + length])))
+                topic = part_of(data, start, length, mapped)
+                if topic is None:
+                    return int(self._state[self._at["at"]])
+                self._numbers.append(self._deriver.topics.number(self._topics.add(topic)))
             elif ended != "no_room" or not self._more_room():
                 return int(self._state[self._at["at"]])
 

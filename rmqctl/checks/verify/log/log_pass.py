@@ -107,12 +107,13 @@ class LogPass:
         """
         return None if self._sound is None or file.head else self._over
 
-    def _over(self, data: Array, base: int, at: int, end: int, lost: Array) -> int:
+    def _over(self, data: Array, base: int, at: int, end: int, lost: Array,
+              mapped: bool) -> int:
         assert self._sound is not None
         if not self._started:
             self._start(base + at)
         self._take_held()
-        reached = self._sound.over(data, base, at, end, lost, self.result)
+        reached = self._sound.over(data, base, at, end, lost, mapped, self.result)
         if self.wanted.plain and (self.result.bad or self._sound.has_damaged):
             raise NotPlainError
         self._progress(base + reached - self.result.position)

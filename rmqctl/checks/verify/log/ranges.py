@@ -16,6 +16,7 @@ from typing import Any
 
 from rmqctl.checks.verify.context import ComparedStructures, RangeResult
 from rmqctl.checks.verify.log.log_pass import LogPass
+from rmqctl.checks.verify.log.sound import MappingError
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import StoreIOError
 from rmqctl.lazy_dataclass import dataclass
@@ -95,6 +96,15 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructure
               progress: Progress | None = None) -> RangeResult:
     """Check one range in this process. ``first`` of the result: start of the first frame."""
     malloc_tuning.keep_freed_memory()
+    try:
+        return _checked(store, ends, wanted, part, last, progress, mapped=True)
+    except MappingError:
+        return _checked(store, ends, wanted, part, last, progress, mapped=False)
+
+
+def _checked(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
+             part: VerifyRange, last: bool, progress: Progress | None, *,
+             mapped: bool) -> RangeResult:
     job = LogPass(store, ends, wanted, part.start, progress)
     for number, file in enumerate(store.log.files):
         if file.end <= part.start and not (file.end == part.start == file.base):
@@ -105,7 +115,7 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructure
         job.run(file, TolerantWalk(partial(store.log.source, number), inside,
                                    min(part.end - file.base, file.size),
                                    resync=part.resync and inside > 0, whole=not file.head,
-                                   sound=job.passes(file)))
+                                   sound=job.passes(file), mapped=mapped))
     return job.finish(last=last)
 
 

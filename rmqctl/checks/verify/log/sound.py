@@ -22,7 +22,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import delay, sysflag
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
 from rmqctl.scan.derived import NAMES, TopicNumbers, delays, grown
-from rmqctl.scan.frames import Array
+from rmqctl.scan.frames import Array, part_of
 from rmqctl.scan.headers import WIDTH
 from rmqctl.store.queue.consume_queue import plain_units
 from rmqctl.store.store import Store
@@ -41,6 +41,12 @@ _SHORT = 256
 """Minimum number of messages in a run after which the kernel begins another run. After a shorter
 run, messages are checked by column, which costs less than ending the run.
 """
+
+
+class MappingError(Exception):
+    """A mapping of a log file that cannot be read any more: the file became shorter, or the disk is
+    faulty.
+    """
 
 
 class SoundPass:
@@ -103,10 +109,13 @@ class SoundPass:
         for name, value in values.items():
             self._state[self._at[name]] = value
 
-    def over(self, data: Array, base: int, at: int, end: int, lost: Array,
+    def over(self, data: Array, base: int, at: int, end: int, lost: Array, mapped: bool,
              result: RangeResult) -> int:
         """Skip sound records and the damaged records ``lost``; return the offset after the last of
         them (a callback for `Walk.sound`).
+
+        Raises: MappingError if ``data`` is a mapping that cannot be read any more. This pass has no
+        meaning then.
         """
         keys = self._keys
         if keys is not None and keys.unreadable:
@@ -121,10 +130,13 @@ class SoundPass:
                 data, base, end, what, self._state, *NAMES, *self._topics.table.tables,
                 self._topics.rows, self._cells, self._queues, self._intervals, self._units,
                 self._times, self._entries, *self._of_index, self._delays, self._heads,
-                self._bad, lost, self._extra)]
+                self._bad, lost, self._extra, mapped)]
             asked = self._get("asked"), self._get("asked_1")
-            if ended == "new_topic":
-                self._topics.add(data[asked[0]:asked[0] + asked[1]])
+            topic = part_of(data, *asked, mapped) if ended == "new_topic" else None
+            if ended == "unreadable" or (ended == "new_topic" and topic is None):
+                raise MappingError
+            if topic is not None:
+                self._topics.add(topic)
             elif ended == "no_room":
                 self._keep_intervals()
                 self._keep_bad(result)
