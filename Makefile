@@ -103,7 +103,8 @@ kernel-asan: venv
 	  tests/kernel/test_equal.py tests/kernel/test_rows.py tests/kernel/test_encode.py \
 	  tests/kernel/test_json.py tests/kernel/test_texts.py tests/kernel/test_reading.py \
 	  tests/kernel/test_sends.py tests/kernel/test_repeats.py tests/kernel/test_sound.py tests/kernel/test_sha256.py \
-	  tests/checks/test_sound_pass.py tests/repair/test_rebuild_in_one_loop.py \
+	  tests/checks/test_sound_pass.py tests/checks/test_mapped_log.py \
+	  tests/repair/test_rebuild_in_one_loop.py \
 	  tests/engine_write/test_per_message.py \
 	  tests/scan/test_walk.py tests/scan/test_text.py $(ARGS)
 

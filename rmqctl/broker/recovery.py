@@ -39,10 +39,10 @@ from rmqctl.formats.local.properties import CRC32, parse
 from rmqctl.parse_values import time_or_zero, time_text
 from rmqctl.phrases import Phrase
 from rmqctl.scan.damage.properties import unproven
-from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
+from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, records_from, shape
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.resync import MAX_RECORD, is_blank, is_placed
-from rmqctl.scan.source import AtHand, Source
+from rmqctl.scan.source import Source
 from rmqctl.scan.text import PropertySegments
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.commit_log import CommitLog
@@ -219,8 +219,8 @@ class RecoveryWalk:
     ``last_valid``: the start of the last accepted record, or None.
     ``misplaced``: the offsets of accepted records with a wrong physicalOffset.
 
-    Each misplaced record is yielded in a batch of its own, with its wrong physicalOffset. ``odd``
-    is True while that batch is processed.
+    Misplaced records are yielded in batches of their own, with their wrong physicalOffsets. ``odd``
+    is True while such a batch is processed.
     """
 
     def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
@@ -253,11 +253,10 @@ class RecoveryWalk:
         """
         # Start after the bytes that an earlier pass already accepted.
         position = max(0, (self._known_to or 0) - source.base)
-        near, held = AtHand(source), 0
         while True:
-            # Yield records up to the first one that the broker refuses. After a misplaced record,
+            # Yield records up to the first one that the broker refuses. After misplaced records,
             # mostly another one follows.
-            is_next = position == 0 or position >= source.size or is_placed(near, position)
+            is_next = position == 0 or position >= source.size or is_placed(source, position)
             spot = None if is_next else position
             for batch in Walk(source, position) if is_next else ():
                 good, why = self._accepted(batch)
@@ -277,30 +276,29 @@ class RecoveryWalk:
             if spot is None:
                 self.stop = Phrase("the file has no end-of-file record at {end}", end=self.end)
                 return
-            size, self.stop = judge(near, spot, self._version)
+            size, self.stop = judge(source, spot, self._version)
             if size is None or self.stop:
                 return
             # Brokers accept a record whose physical offset is wrong, and continue after it.
-            alone = misplaced(near, spot, size)
-            if alone is None:
+            odd = misplaced(source, spot, size)
+            if odd is None:
                 self.stop = Phrase("the lengths in the record at {end} do not add up", end=self.end)
                 return
-            good, why = self._accepted(alone)
+            good, why = self._accepted(odd)
             if not good:
                 self.stop = Phrase(
                     "{why} (its physicalOffset does not match its position, {end})", why=why,
                     end=self.end)
                 return
-            self.misplaced.append(self.end)
-            self.last_valid = self.end
-            position = spot + size
+            odd = odd if good == len(odd) else odd.select(slice(0, good))
+            ends = spot + np.cumsum(odd.column("total_size"))
+            places = (source.base + np.concatenate(([spot], ends[:-1]))).tolist()
+            self.misplaced += places
+            self.last_valid = places[-1]
+            position = int(ends[-1])
             self.end = source.base + position
-            if position + size > held:
-                ahead = bytearray(source.read(position, _AHEAD))
-                near.hold(ahead, position, len(ahead))
-                held = position + len(ahead)
             self.odd = True
-            yield alone
+            yield odd
             self.odd = False
 
     def _accepted(self, batch: Batch) -> tuple[int, str]:
@@ -418,18 +416,22 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
 
 def misplaced(source: Source, position: int, size: int) -> Batch | None:
-    """Return the record at ``position`` with its wrong physicalOffset; None if the record is not
-    valid.
+    """Return the record at ``position`` with its wrong physicalOffset, and records after it that
+    are as far from their places; None if the record is not valid.
 
-    A broker dispatches the record with that offset.
+    A broker dispatches the records with these offsets.
     """
-    position += source.head
-    record = _decoded(source, position, size)
+    start = position + source.head
+    record = _decoded(source, start, size)
     if record is None:
         return None
-    data = np.frombuffer(source.read(position, size), np.uint8)
-    batch, ok = examine(data, record.physical_offset, np.zeros(1, np.int64))
-    return batch if ok.all() else None
+    if source.head:
+        data = np.frombuffer(source.read(start, size), np.uint8)
+        batch, ok = examine(data, record.physical_offset, np.zeros(1, np.int64))
+        return batch if ok.all() else None
+    data = np.frombuffer(source.read(start, max(size, _AHEAD)), np.uint8)
+    batch = records_from(data, record.physical_offset, 0, len(data))
+    return batch if len(batch) else None
 
 
 def _decoded(source: Source, position: int, total: int) -> Record | None:
@@ -472,8 +474,9 @@ class ReputWalk:
     def _file(self, source: Source, position: int) -> Iterator[Batch]:
         limit = self.end - source.base
         while position < limit:
-            spot: int | None = None
-            for batch in Walk(source, position, limit):
+            is_next = is_placed(source, position)
+            spot = None if is_next else position
+            for batch in Walk(source, position, limit) if is_next else ():
                 if len(batch):
                     yield batch
                 if batch.spans:
@@ -482,14 +485,20 @@ class ReputWalk:
             if spot is None:
                 return
             size, why = judge(source, spot, self._version, check_crc=False)
-            alone = None if size is None else misplaced(source, spot, size)
-            if size is None or alone is None:
+            odd = None if size is None else misplaced(source, spot, size)
+            if size is None or odd is None:
                 if why or size is not None:
                     self.skipped.append(source.base + spot)
                 return
-            position = spot + source.head + size
+            # A broker stops at the end, or at a record that it does not know.
+            left_out = odd.start >= limit - spot
+            if not self._version.message_v2:
+                left_out |= odd.column("magic") == MAGIC_V2
+            if left_out.any():
+                odd = odd.select(slice(0, int(left_out.argmax())))
+            position = spot + source.head + int(odd.column("total_size").sum())
             self.odd = True
-            yield alone
+            yield odd
             self.odd = False
 
 

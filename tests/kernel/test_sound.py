@@ -73,6 +73,7 @@ class Tables:
         self.lost: Any = np.array([(luck.choice((0, 1)), 1, 0), (
             luck.randrange(-2, 300), luck.choice((-1, 1, 100, 1 << 62)), 0)], np.int64)
         self.extra: Any = np.zeros((luck.randrange(3), 3), np.int64)
+        self.mapped = luck.choice((False, True))
 
     def sound(self, data: Any, base: int, end: int, what: int) -> str:
         files = len(self.entries) // 20
@@ -81,7 +82,7 @@ class Tables:
             self.topics.rows, self.cells, self.queues, self.intervals, self.units,
             np.zeros(len(self.units) // 20, np.int64), self.entries,
             np.array([0, files], np.int64), np.array([0], np.int64), delays(DEFAULT_LEVELS),
-            self.heads, self.bad, self.lost, self.extra)]
+            self.heads, self.bad, self.lost, self.extra, self.mapped)]
 
 
 @pytest.mark.parametrize("share", range(4))
@@ -143,7 +144,8 @@ def test_columns_of_any_bytes(share: int) -> None:
         while True:
             ended = kernel.SOUND_ENDS[kernel.lead(
                 data, 0, len(data), True, state, *NAMES, *topics.table.tables, topics.rows,
-                delays(DEFAULT_LEVELS), columns, np.zeros(room, np.uint8), keys)]
+                delays(DEFAULT_LEVELS), columns, np.zeros(room, np.uint8), keys,
+                luck.choice((False, True)))]
             if ended != "new_topic":
                 break
             start, length = state[-2:].tolist()
@@ -178,8 +180,10 @@ def test_arrays_of_another_shape_are_refused() -> None:
 
 
 @pytest.mark.parametrize("place", [-1, 5, 1 << 40])
-def test_units_outside_are_never_read(place: int) -> None:
+@pytest.mark.parametrize("mapped", [False, True])
+def test_units_outside_are_never_read(place: int, mapped: bool) -> None:
     tables = Tables(random.Random(0))
+    tables.mapped = mapped
     body = b"body"
     raw = build(Record(size_of(0, 0xDAA320A7, 4, 1, 0), 0xDAA320A7,
                        zlib.crc32(body) & 0x7FFFFFFF, 0, 0, 0, 0, 0,

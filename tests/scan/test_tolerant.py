@@ -146,7 +146,8 @@ def test_what_is_passed_over_comes_once(start: int, steps: int, whole) -> None:
     sizes = dict(places)
     passed: list[tuple[int, int]] = []
 
-    def sound(_data: Any, base: int, at: int, end: int, _lost: Any) -> int:
+    def sound(_data: Any, base: int, at: int, end: int, _lost: Any,
+              _mapped: bool) -> int:
         for _ in range(steps):
             place = base + at - BASE
             if at >= end or sizes.get(place, 1 << 62) - place > len(_data) - at:
@@ -173,7 +174,8 @@ def test_what_is_passed_over_comes_once(start: int, steps: int, whole) -> None:
 
 
 def test_an_error_of_who_passes_over_is_no_damage(whole) -> None:
-    def sound(_data: Any, _base: int, _at: int, _end: int, _lost: Any) -> int:
+    def sound(_data: Any, _base: int, _at: int, _end: int, _lost: Any,
+              _mapped: bool) -> int:
         raise StoreIOError("elsewhere")
 
     with pytest.raises(StoreIOError, match="elsewhere"):

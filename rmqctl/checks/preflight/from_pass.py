@@ -54,7 +54,7 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
     """
     release = judged(store).release
     version = as_configured(store, version_of(release))
-    if not (_is_usual_store(store, version) and _is_usual_log(seen)) or store.is_exchanged:
+    if not (_is_usual_store(store, version) and _is_usual_log(seen)):
         return None
     if load(store, version).refusals:
         return None

@@ -426,6 +426,10 @@ class _Start:
     def _dispatch(self, batch: Batch, which: Array, odd: bool) -> Array:
         if not which.any():
             return np.zeros(len(batch), bool)
+        if odd and len(batch) > 1:  # what a broker writes depends on each record before
+            return np.concatenate([
+                self._dispatch(batch.select(slice(row, row + 1)), which[row:row + 1], odd)
+                for row in range(len(batch))])
         put = self.queues.dispatch(batch, which, odd)
         if self.store.sizes.conf.message_index is not False:
             self.index.dispatch(batch, which)
