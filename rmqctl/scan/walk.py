@@ -9,6 +9,7 @@ where the chain continues.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from time import thread_time
 
 import numpy as np
 
@@ -43,6 +44,39 @@ damaged places, and how many calls in a buffer may be less.
 _NONE_LOST: Array = np.zeros((0, 3), np.int64)
 
 
+class Pace:
+    """CPU time of skipping sound records in a mapping, and in a buffer into which the file is read.
+    Which takes less depends on the processor and the system.
+
+    Threads share one object without a lock: a lost update does not matter.
+    """
+
+    _WARM, _TRIAL = 8 << 20, 16 << 20
+    """Number of bytes that are not measured because new topics and queues take most of the time,
+    and that are measured in each way before the faster one is used.
+    """
+
+    def __init__(self) -> None:
+        self._warm = 0
+        self._seconds, self._bytes = [0.0, 0.0], [0, 0]
+
+    def prefers_mapping(self) -> bool:
+        """Return whether the next bytes are to be read in a mapping."""
+        if self._warm < self._WARM or self._bytes[True] < self._TRIAL:
+            return self._warm >= self._WARM
+        return self._bytes[False] >= self._TRIAL and (
+            self._seconds[True] * self._bytes[False] <= self._seconds[False] * self._bytes[True])
+
+    def add(self, mapped: bool, since: float, count: int) -> None:
+        """Add ``count`` bytes that took the time since ``since`` (s, of `time.thread_time`)."""
+        if self._warm < self._WARM:
+            self._warm += count
+            return
+        self._seconds[mapped] += thread_time() - since
+        self._bytes[mapped] += count
+
+
+_PACE = Pace()
 _STEPS = (64 << 10, 1 << 20, 16 << 20)
 _MAX_CHECKS = 64
 
@@ -154,7 +188,7 @@ class Walk:
         at_hand = AtHand(self.source)
         held: list[Batch] = []
         led: Led | None = None
-        met, often, fresh, tries = 0, False, False, 0
+        met, often, fresh, tries, started = 0, False, False, 0, 0.0
         while self.position < self.end:
             # Read on from the frame at which the walk is, unless the buffer contains all of it.
             at = self.position - filled_from
@@ -163,8 +197,10 @@ class Walk:
                     yield self._given(held)
                     held = []
                 # Skip sound records in a mapping, which saves a copy; not where damage is frequent.
-                if self._window is not None and met <= 1 and self._skip_mapped():
+                if self._window is not None and met <= 1 and _PACE.prefers_mapping() and (
+                        self._skip_mapped()):
                     continue
+                started = thread_time()
                 wanted = self._wanted(buffer, self.position - filled_from, filled)
                 if wanted > len(buffer):
                     buffer = bytearray(wanted)
@@ -193,6 +229,8 @@ class Walk:
                 reached = self._sound(
                     np.frombuffer(buffer, np.uint8, filled), self.source.base + filled_from, at,
                     self.end - filled_from, _NONE_LOST if led is None else led.lost, False)
+                if 2 * (reached - at) > filled:
+                    _PACE.add(False, started, reached - at)
                 tries = min(tries + (reached - at) // _WORTH - 1, _TRIES)
                 if reached > at:
                     self.position = filled_from + reached
@@ -267,13 +305,17 @@ class Walk:
         assert self._window is not None
         assert self._sound is not None
         length = min(_MAPPED, self.source.size - self.position)
+        started = thread_time()
         data = self._window(self.position, length) if length > _LEAST_MAPPED else None
         if data is None:
             return False
         reached = self._sound(
             np.frombuffer(data, np.uint8, length - _SLACK), self.source.base + self.position, 0,
             self.end - self.position, _NONE_LOST, True)
+        del data  # the pages are released
         self.position += reached
+        if 2 * reached > length:
+            _PACE.add(True, started, reached)
         return self.position >= self.end or 2 * reached > length
 
     def _given(self, batches: list[Batch]) -> Batch:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(active() is None, reason="only the kernel reads 
 @pytest.fixture(params=[4096, 16 << 10, 1 << 20])
 def mapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Small mappings; returns the list of their sizes."""
+    monkeypatch.setattr(walk.Pace, "prefers_mapping", lambda _pace: True)
     monkeypatch.setattr(walk, "_MAPPED", request.param)
     monkeypatch.setattr(walk, "_LEAST_MAPPED", 256)
     sizes: list[int] = []
@@ -80,6 +81,7 @@ def test_a_file_becomes_shorter(golden_copy, command: str, when: int, left: int,
     """Pages of a mapping are gone while the kernel reads them."""
     store, shorter = golden_copy("5.3.3/basic/store"), golden_copy("5.3.3/basic/store")
     monkeypatch.setattr(walk, "_LEAST_MAPPED", 256)
+    monkeypatch.setattr(walk.Pace, "prefers_mapping", lambda _pace: True)
     window, calls = FileSource.window, [0]
     path = sorted((store / "commitlog").iterdir())[when - 1]
 
@@ -99,6 +101,22 @@ def test_a_file_becomes_shorter(golden_copy, command: str, when: int, left: int,
     assert result.code == wanted.code
     if command == "verify":
         assert result.json()["coverage"]["messages"] == wanted.json()["coverage"]["messages"]
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_the_faster_way_is_used(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """``factor``: the time of a mapping relative to that of a buffer."""
+    now, pace = [0.0], walk.Pace()
+    monkeypatch.setattr(walk, "thread_time", lambda: now[0])
+    ways = []
+    for _ in range(100):
+        mapped, since = pace.prefers_mapping(), now[0]
+        now[0] += factor if mapped else 1.0
+        pace.add(mapped, since, 2 << 20)
+        ways.append(mapped)
+    assert not any(ways[:4])
+    assert {True, False} == {*ways[4:30]}
+    assert {*ways[30:]} == {factor < 1}
 
 
 def test_copied() -> None:
