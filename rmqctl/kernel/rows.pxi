@@ -4,11 +4,15 @@ cdef extern from *:
     """
     #if defined(__GNUC__) || defined(__clang__)
     #define rmqctl_soon(at) __builtin_prefetch(at, 1)
+    #define rmqctl_soon_read(at) __builtin_prefetch(at)
     #else
     #define rmqctl_soon(at) ((void)0)
+    #define rmqctl_soon_read(at) ((void)0)
     #endif
     """
-    void rmqctl_soon(const void *at) noexcept nogil  # brings memory near, and touches none
+    # Bring memory near, to be written or to be read, and touch none.
+    void rmqctl_soon(const void *at) noexcept nogil
+    void rmqctl_soon_read(const void *at) noexcept nogil
 
 cdef enum:
     AHEAD = 24  # entries whose slots are fetched before their turn: they lie all over the table

@@ -11,6 +11,10 @@ SOUND_ENDS = ("at_end", "not_sound", "another_run", "new_topic", "new_queue", "n
 cdef enum:  # bytes that are passed with the interpreter locked
     NEAR = 16384
 
+cdef enum:  # bytes that are fetched into the processor's cache before a record, and a line of it
+    SOON = 4096
+    LINE = 64
+
 cdef enum:  # cells of the state
     S_AT, S_MESSAGES, S_BYTES, S_LOOSE, S_KEYED, S_FIRST, S_NEWEST, S_OLDEST, S_SEALED, S_FIRST_V2
     S_ENTRY, S_WINDOW, S_FILE, S_INTERVALS, S_HOST, S_HOST_1, S_HOST_2, S_END, S_LAST, S_LAST_END, S_BAD, S_BAD_BYTES
@@ -297,7 +301,7 @@ cdef int sound_until(const uint8_t[::1] data, const Name *name, int64_t base, in
     cdef int64_t entry_number = state[S_ENTRY], file = state[S_FILE], window = state[S_WINDOW]
     cdef int64_t held = entries.shape[0] // ENTRY_SIZE, files = begins.shape[0]
     cdef int64_t unit_count = units.shape[0] // UNIT_SIZE
-    cdef int64_t before = -1, last = -1, last_end = 0, reached = -1, reached_end = 0
+    cdef int64_t before = -1, last = -1, last_end = 0, reached = -1, reached_end = 0, ahead = at
     cdef int64_t unique_size, confirmed, code, place
     cdef int64_t when, prepared, stored, born_time, number, next_entry, next_file, key_size
     cdef int64_t *queue
@@ -313,6 +317,10 @@ cdef int sound_until(const uint8_t[::1] data, const Name *name, int64_t base, in
     cdef bint with_keys
     place = -1
     while at < end:
+        # What is needed soon, while this record is examined.
+        while ahead < min(at + SOON, size):
+            rmqctl_soon_read(first + ahead)
+            ahead += LINE
         # By itself: a record, its checksums, and what its head says.
         why = NOT_SOUND
         if not look(first, size, at, base, name, &seen):
@@ -655,7 +663,7 @@ cdef int lead_until(const uint8_t[::1] data, const Name *name, int64_t base, int
                     int64_t[:, ::1] columns, uint8_t[::1] rowed,
                     int64_t[:, ::1] keys) except -1 nogil:
     """Compute the entries of records that start before ``end``, as `lead` says."""
-    cdef int64_t size = data.shape[0], at = state[P_AT]
+    cdef int64_t size = data.shape[0], at = state[P_AT], ahead = at
     cdef const uint8_t *first = &data[0] if size else NULL
     cdef const uint8_t *record
     cdef const uint8_t *part
@@ -672,6 +680,9 @@ cdef int lead_until(const uint8_t[::1] data, const Name *name, int64_t base, int
     cdef int transaction, why = AT_END
     cdef bint good
     while at < end:
+        while ahead < min(at + SOON, size):
+            rmqctl_soon_read(first + ahead)
+            ahead += LINE
         why = NOT_SOUND
         if not look(first, size, at, base, name, &seen) or not seen.intact:
             break
