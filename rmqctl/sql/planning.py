@@ -15,6 +15,7 @@ from itertools import pairwise
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import IndexShape
+from rmqctl.formats.local.names import parse_queue_id
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.pushdown import Filters
@@ -27,7 +28,7 @@ from rmqctl.store.queue.compaction import CompactedRows, served_queues
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.unit_columns import index_entries
 from rmqctl.store.stats import CLOCK_SKEW
-from rmqctl.store.store import MAX_QUEUE_ID, Store
+from rmqctl.store.store import Store
 
 MIN_SIZE, MAX_SIZE = 64 << 20, 1 << 30
 """Minimum and maximum default size of a partition in bytes."""
@@ -258,16 +259,16 @@ def _queues(store: Store, name: str, filters: Filters) -> Iterator[PlanItem]:
                 continue
             queues = listing(store.path(structure, topic))
             _readable(queues.troubles)
-            for queue_id in sorted(queues.folders, key=lambda text: (len(text), text)):
-                if not (queue_id.isascii() and queue_id.isdigit() and int(queue_id) <= MAX_QUEUE_ID
-                        and filters.takes_queue(int(queue_id))):
+            for folder in sorted(queues.folders, key=lambda text: (len(text), text)):
+                queue_id = parse_queue_id(folder)
+                if queue_id is None or not filters.takes_queue(queue_id):
                     continue
-                folder_listing = listing(store.path(structure, topic, queue_id))
+                folder_listing = listing(store.path(structure, topic, folder))
                 _readable(folder_listing.troubles)
                 for file in folder_listing.files:
-                    relative = os.path.join(structure, topic, queue_id, file.name)
+                    relative = os.path.join(structure, topic, folder, file.name)
                     if file.size >= width:
-                        yield _queue_item(name, relative, file, topic, int(queue_id), width)
+                        yield _queue_item(name, relative, file, topic, queue_id, width)
 
 
 def _queue_item(name: str, relative: str, file: StoreFile, topic: str, queue_id: int,

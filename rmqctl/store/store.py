@@ -59,7 +59,6 @@ if TYPE_CHECKING:
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
-MAX_QUEUE_ID = (1 << 31) - 1
 _MAX_CANDIDATES, _MAX_NAMED = 32, 3
 """Limits of the note that suggests other stores if the given folder is not a store.
 

@@ -9,6 +9,7 @@ from datetime import datetime
 OFFSET_DIGITS = 20
 INDEX_DIGITS = 17
 _LONG_MAX = (1 << 63) - 1
+MAX_QUEUE_ID = (1 << 31) - 1
 
 
 def _digits(name: str, count: int) -> bool:
@@ -34,6 +35,16 @@ def build_offset(offset: int) -> str:
     if not 0 <= offset <= _LONG_MAX:
         raise ValueError(f"no file can start at {offset}")
     return f"{offset:0{OFFSET_DIGITS}d}"
+
+
+def parse_queue_id(name: str) -> int | None:
+    """Return the queue id in a folder's name; None for other names.
+
+    A number with leading zeros does not count: a broker opens the folder whose name has none.
+    """
+    if not (name.isascii() and name.isdigit()) or (name[0] == "0" and name != "0"):
+        return None
+    return int(name) if len(name) <= 10 and int(name) <= MAX_QUEUE_ID else None
 
 
 def is_index_name(name: str) -> bool:

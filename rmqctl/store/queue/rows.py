@@ -15,6 +15,7 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.consume_queue import FILLER
+from rmqctl.formats.local.names import parse_queue_id
 from rmqctl.scan.frames import Array
 from rmqctl.store.files import listing
 from rmqctl.store.log.bounds import View
@@ -23,7 +24,7 @@ from rmqctl.store.problems import Problem, Report
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import first_stored
-from rmqctl.store.store import MAX_QUEUE_ID, Store
+from rmqctl.store.store import Store
 
 PAGE_ROWS = 4096
 CLOCK_SLACK = 60_000
@@ -184,9 +185,8 @@ def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
         return []
     if structure == "consumequeue" and store.layout.consumequeue == "rocksdb":
         return sorted(queue_id for name, queue_id in store.queues.readable if name == topic)
-    names = listing(store.path(structure, topic)).folders
-    return sorted(int(name) for name in names
-                  if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID)
+    numbers = map(parse_queue_id, listing(store.path(structure, topic)).folders)
+    return sorted(queue_id for queue_id in numbers if queue_id is not None)
 
 
 def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqctl import vfs
 from rmqctl.errors import RmqctlError, StoreIOError
-from rmqctl.formats.local import batch_consume_queue, consume_queue
+from rmqctl.formats.local import batch_consume_queue, consume_queue, names
 from rmqctl.formats.local.consume_queue import UnitRecord
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.store import live
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from rmqctl.scan.queue_reach import Leads, LightQueues
     from rmqctl.store.rocksdb.queues import RocksQueues
 
-MAX_QUEUE_ID = (1 << 31) - 1
 PLAIN, BATCH = "consumequeue", "batchconsumequeue"
 
 
@@ -72,9 +71,10 @@ class QueueFolders:
         for topic in self.listed(top).folders:
             folder = os.path.join(top, topic)
             for name in sorted(self.listed(folder).folders, key=lambda n: (len(n), n)):
-                if name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID:
+                queue_id = names.parse_queue_id(name)
+                if queue_id is not None:
                     queue_folder = os.path.join(folder, name)
-                    yield topic, int(name), self.listed(queue_folder), queue_folder
+                    yield topic, queue_id, self.listed(queue_folder), queue_folder
 
     @cached_property
     def plain(self) -> dict[tuple[str, int], FileQueue]:

@@ -14,9 +14,10 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import layout as layouts
 from rmqctl.formats.local import consume_queue_ext as layout
 from rmqctl.formats.local.consume_queue_ext import HEAD_SIZE, MAX_SIZE, Unit, UnitRecord
+from rmqctl.formats.local.names import parse_queue_id
 from rmqctl.scan.source import Closing, FileSource
 from rmqctl.store.files import StoreFile, listing
-from rmqctl.store.store import MAX_QUEUE_ID, Store
+from rmqctl.store.store import Store
 
 FOLDER = "consumequeue_ext"
 _FIX = "rmqctl recover STORE --only consumequeue"
@@ -102,14 +103,14 @@ def check(store: Store) -> Iterator[Finding]:
     top = store.path(FOLDER)
     for topic in listing(top).folders:
         for name in listing(os.path.join(top, topic)).folders:
-            if not (name.isascii() and name.isdigit() and int(name) <= MAX_QUEUE_ID):
+            if (queue_id := parse_queue_id(name)) is None:
                 continue
-            end = _addressed(store, topic, int(name))
+            end = _addressed(store, topic, queue_id)
             files = listing(os.path.join(top, topic, name)).files
             for number, file in enumerate(files):
                 last = not any(file.size for file in files[number + 1:])
                 try:
-                    yield from _file(file, topic, int(name), end - file.base if last else None)
+                    yield from _file(file, topic, queue_id, end - file.base if last else None)
                 except StoreIOError as error:
                     yield unreadable(FOLDER, file.path, error)
 
