@@ -57,6 +57,7 @@ from rmqctl.repair.rebuild.foreign_files import (
     foreign_queue_entries,
     joined,
     refusals_left,
+    refuse_packed,
 )
 from rmqctl.repair.rebuild.rebuild import (
     CONSUMEQUEUE,
@@ -394,10 +395,11 @@ class _Planner:
         self._actions += actions
 
     def _refuse_without_log(self) -> None:
-        """Raise RefusedError if the log has no data but derived files exist: a rebuild would empty
-        them.
+        """Raise RefusedError if a file of the log is compressed, or if the log has no data but
+        derived files exist: a rebuild would empty them.
         """
         store = self._store
+        refuse_packed(store)
         if any(file.size for file in store.log.files):
             return
         if any(file.size for file in listing(self._root).files):

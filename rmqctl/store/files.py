@@ -36,6 +36,8 @@ _SAMPLES, _SAMPLE = 64, 64 << 10
 place that the file's name gives it.
 """
 _MAX_NESTED = 256
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd",
+           b"\x04\x22\x4d\x18": "lz4", b"PK\3\4": "zip"}
 _OFFSET = layout.reader(Message, "physical_offset")
 _LEAST_SIZE = 4096
 """Minimum size in bytes of a log file that shows the size of the others; truncated files may be
@@ -98,6 +100,8 @@ class Trouble:
     """A file in a folder inside the log's folder, which no broker reads."""
     exchanged: bool = False
     """A file of the log that has the name of another one."""
+    packed: str = ""
+    """The format of a compressed file (``gzip``) with a wrong name; else empty."""
 
 
 @dataclass(slots=True)
@@ -182,6 +186,8 @@ def log_listings(folders: Iterable[str], *, by_name: bool = False,
     """
     folders = list(folders)
     listings = [log_listing(folder) for folder in folders]
+    for contents in listings:
+        contents.troubles = [*map(_with_packing, contents.troubles)]
     files = sorted((file for contents in listings for file in contents.files),
                    key=lambda file: (file.name, file.path))
     renamed = [] if by_name else [trouble for folder, contents in zip(
@@ -237,6 +243,20 @@ def _drop_overlaps(contents: Listing, usual: Mapping[int, StoreFile], size: int)
                 file.path, f"a name inside {around.name}: no file of this log starts there",
                 stray=True))
     contents.files = own
+
+
+def _with_packing(trouble: Trouble) -> Trouble:
+    """Return a trouble, with the format of the file if it is compressed."""
+    if not trouble.misnamed:
+        return trouble
+    try:
+        with FileSource(trouble.path) as source:
+            head = source.read(0, max(map(len, _PACKED)))
+    except StoreIOError:
+        return trouble
+    packed = next((name for magic, name in _PACKED.items() if head.startswith(magic)), "")
+    return replace(trouble, packed=packed, reason=f"{trouble.reason}; compressed with {packed}"
+                   ) if packed else trouble
 
 
 def _nested(folder: str, contents: Listing) -> Iterator[Trouble]:

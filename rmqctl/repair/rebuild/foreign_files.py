@@ -17,6 +17,7 @@ from itertools import filterfalse
 
 from rmqctl.broker.versions import version_for
 from rmqctl.checks.preflight.load import load
+from rmqctl.errors import RefusedError
 from rmqctl.formats.local import names
 from rmqctl.repair.plan import Action, MoveAside, Patch, Planned, Step
 from rmqctl.repair.targets import target
@@ -47,6 +48,22 @@ def foreign_log_entries(store: Store, generation: int) -> Planned:
             stray = _moved_aside(store, [trouble.path], trouble.reason)
             steps, actions = [*steps, *stray[0]], [*actions, *stray[1]]
     return steps, actions
+
+
+def refuse_packed(store: Store) -> None:
+    """Refuse to continue if a missing file of the log is there, but compressed: its messages would
+    count as lost.
+
+    Raises: RefusedError.
+    """
+    bases = {file.base for file in store.log.files}
+    for trouble in store.log_troubles:
+        base = names.parse_offset(os.path.basename(trouble.path)[:names.OFFSET_DIGITS])
+        if trouble.packed and base is not None and base not in bases:
+            raise RefusedError(
+                f"{trouble.path}: compressed with {trouble.packed}; its messages would count as "
+                "lost. Uncompress it first, under its name without the suffix, or move it out of "
+                "the store")
 
 
 def foreign_queue_entries(store: Store, generation: int) -> Planned:
