@@ -62,13 +62,14 @@ def part_target(store: Store, part: LogPart) -> str:
     """
     files = store.log.files
     number = bisect_left(files, part.base, key=attrgetter("base"))
+    path = ""
     if number < len(files) and files[number].base == part.base:
-        path = files[number].path
-        folder = os.path.dirname(path)
-        if folder not in store.log_folders and os.path.dirname(folder) in store.log_folders:
-            folder = os.path.dirname(folder)  # a file that was moved into a folder there
-        path = os.path.join(folder, files[number].name)
-    else:
+        folder = os.path.dirname(files[number].path)
+        if folder not in store.log_folders:  # a file that was moved into a folder there
+            folder = os.path.dirname(folder)
+        if folder in store.log_folders:
+            path = os.path.join(folder, files[number].name)
+    if not path:
         folders = sorted(folder for folder in store.log_folders
                          if bool(part.head) == (node_of(folder) is not None)) or sorted(
                              store.log_folders)

@@ -167,7 +167,7 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
     return contents
 
 
-def log_listings(folders: Iterable[str], *, by_name: bool = False,
+def log_listings(folders: Iterable[str], *, root: str | None = None, by_name: bool = False,
                  checked: set[str] | None = None) -> list[Listing]:
     """Return the listings of all folders of a log: its files, whatever their names say.
 
@@ -175,8 +175,8 @@ def log_listings(folders: Iterable[str], *, by_name: bool = False,
 
     * a file with another name, inside one of them, is not a file of the log, but a `Trouble`
     * a longer file ends where the next one begins; the rest is its ``surplus``
-    * a missing file whose records are in a file with another name, or in a folder inside the
-      log's folder, is this file; it is also a `Trouble`
+    * a missing file whose records are in a file with another name, in a folder inside the log's
+      folder, or in ``root``, is this file; it is also a `Trouble`
     * a file that has the name of another one is the file that its records show; it is also a
       `Trouble`. A second copy of a file under such a name is not a file of the log
 
@@ -190,10 +190,17 @@ def log_listings(folders: Iterable[str], *, by_name: bool = False,
         contents.troubles = [*map(_with_packing, contents.troubles)]
     files = sorted((file for contents in listings for file in contents.files),
                    key=lambda file: (file.name, file.path))
-    renamed = [] if by_name else [trouble for folder, contents in zip(
-        folders, listings, strict=True) for trouble in (
-        *(trouble for trouble in contents.troubles if trouble.misnamed),
-        *_nested(folder, contents))]
+    owners: dict[str, Listing] = {}
+    renamed: list[Trouble] = []
+    for folder, contents in zip([] if by_name else folders, listings, strict=not by_name):
+        some = [*(trouble for trouble in contents.troubles if trouble.misnamed),
+                *_nested(folder, contents)]
+        if root is not None and folder == os.path.join(root, "commitlog") and contents.files:
+            some += [Trouble(file.path, "a log file beside the log's folder", nested=True)
+                     for file in listing(root, most=_MAX_NESTED).files]
+        renamed += some
+        owners |= dict.fromkeys((trouble.path for trouble in some), contents)
+        owners |= dict.fromkeys((file.path for file in contents.files), contents)
     checked = set() if checked is None else checked
     exchanged = [] if by_name else [file for file in files if file.path not in checked
                                     and not vfs.is_mounted(file.path) and _has_other_name(file)]
@@ -216,15 +223,12 @@ def log_listings(folders: Iterable[str], *, by_name: bool = False,
         name = names.build_offset(base)
         about = replace(trouble, misnamed=False, reason=f"{trouble.reason}; its messages are "
                         f"those of {name}")
-        for folder, contents in zip(folders, listings, strict=True):
-            if trouble.path.startswith(os.path.join(folder, "")):
-                contents.troubles = [*(other for other in contents.troubles if other != trouble),
-                                     about]
-                contents.files = [file for file in contents.files if file.path != trouble.path]
-                if length:
-                    contents.files = sorted([*contents.files, StoreFile(
-                        trouble.path, name, base, length)], key=attrgetter("name"))
-                break
+        contents = owners[trouble.path]
+        contents.troubles = [*(other for other in contents.troubles if other != trouble), about]
+        contents.files = [file for file in contents.files if file.path != trouble.path]
+        if length:
+            contents.files = sorted([*contents.files, StoreFile(trouble.path, name, base, length)],
+                                    key=attrgetter("name"))
     return listings
 
 

@@ -179,9 +179,9 @@ class Store(Closing):
         return store
 
     @property
-    def is_exchanged(self) -> bool:
-        """Return whether log files have the names of other ones."""
-        return any(trouble.exchanged for trouble in self.log_troubles)
+    def is_misplaced(self) -> bool:
+        """Return whether log files have the names of other ones, or are not in the log's folder."""
+        return any(trouble.exchanged or trouble.nested for trouble in self.log_troubles)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
@@ -359,7 +359,7 @@ class Store(Closing):
     @cached_property
     def _log_listings(self) -> list[Listing]:
         _ = self.snapshot  # first: a file that is created meanwhile would be missing from the list
-        return log_listings(self.log_folders, by_name=self.is_by_name)
+        return log_listings(self.log_folders, root=self.root, by_name=self.is_by_name)
 
     @property
     def log(self) -> CommitLog:

@@ -72,3 +72,35 @@ def test_a_folder_that_is_named(golden_copy, tmp_path: Path) -> None:
             result = cli.run(command, str(store), *options)
             assert "storePathCommitLog=commitlog.old" not in result.out.splitlines()[0]
             assert "finds no log" not in result.out + result.err
+
+
+@pytest.mark.parametrize("name", ["4.9.3/basic/store", "5.3.3/basic/store"])
+@pytest.mark.parametrize("number", [1, 2, -1])
+def test_a_file_in_the_root(golden_copy, name: str, number: int) -> None:
+    """It is beside the log's folder."""
+    store = golden_copy(name)
+    before = bytes_of(store)
+    path = sorted((store / "commitlog").iterdir())[number]
+    path.rename(store / path.name)
+    start = cli.run("preflight", str(store), "-o", "json").expect(1).json()
+    assert start["messages_already_lost"] == 0
+    assert start["shadowed"] > 50
+    report = cli.run("verify", str(store), "-o", "json").expect(1).json()
+    assert [finding["category"] for finding in report["findings"]] == ["file-name"]
+    assert report["coverage"]["messages"] == 600
+    plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").recovered()
+    assert [(action["action"], action["from"]) for action in plan["actions"]] == [
+        ("rename", path.name)]
+    cli.run("verify", str(store)).expect(0)
+    assert {name: data for name, data in bytes_of(store).items()
+            if not name.startswith(".rmqctl")} == before
+
+
+def test_another_file_in_the_root(golden_copy) -> None:
+    store = golden_copy("5.3.3/basic/store")
+    first = min((store / "commitlog").iterdir())
+    (store / first.name).write_bytes(first.read_bytes())
+    (store / f"{1 << 40:020d}").write_bytes(b"x" * 65536)
+    assert not [finding for finding in cli.run(
+        "verify", str(store), "-o", "json").json()["findings"] if finding["severity"] == "error"]
+    assert cli.run("recover", str(store), "-o", "json").expect(0).json()["actions"] == []

@@ -495,13 +495,7 @@ class _Start:
                 parts.append(Phrase("{some} of the messages are not in all of these files",
                                     some=duplicate.differing))
             predicted.notes.append(Joined("; ", parts))
-        paths = {file.path: file for file in self.store.log.files}
         for trouble in self.store.log_troubles:
-            if trouble.nested and (file := paths.get(trouble.path)) is not None:
-                predicted.log.shadowed += sum(map(len, self.log.walk(file.base, file.end)))
-                predicted.notes.append(Phrase(
-                    "{file}: {reason}. No broker reads it there; `rmqctl recover` moves it back",
-                    file=relative(self.store, trouble.path), reason=trouble.reason))
             if trouble.stray:
                 predicted.log.shadowed += shadowed_by(self.log, int(os.path.basename(trouble.path)))
                 predicted.notes.append(Phrase(

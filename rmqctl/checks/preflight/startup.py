@@ -82,12 +82,13 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
 
 def _by_names(store: Store, release: str, version: BrokerVersion, predict: Predict, *,
               full: bool) -> Prediction:
-    """Return the prediction for a broker, which reads each log file as the one in its name.
+    """Return the prediction for a broker, which reads each log file as the one in its name, and
+    none outside the log's folder.
 
-    Messages in files with the name of another file are not lost, but the broker does not find them.
+    Messages in other files are not lost, but the broker does not find them.
     """
     prediction = predict(store, release, version, full)
-    if not store.is_exchanged:
+    if not store.is_misplaced:
         return prediction
     with closing(store.by_name()) as named:
         start = predict(named, release, version, full)
@@ -96,16 +97,23 @@ def _by_names(store: Store, release: str, version: BrokerVersion, predict: Predi
     start.log.undecided = prediction.log.undecided
     if not start.log.cut.count:
         start.consumers, start.queues.losses = prediction.consumers, prediction.queues.losses
-    exchanged = sorted(trouble.path for trouble in store.log_troubles if trouble.exchanged)
-    count = sum(len(batch) for file in store.log.files if file.path in exchanged
+    paths = {trouble.path: trouble for trouble in store.log_troubles
+             if trouble.exchanged or trouble.nested}
+    count = sum(len(batch) for file in store.log.files if file.path in paths
                 for batch in store.log.walk(file.base, file.end))
     start.log.shadowed += max(0, count - start.log.cut.count)
-    start.notes.append(Phrase(
-        "{file} has the name of another log file. A broker delivers wrong messages from it; "
-        "`rmqctl recover` gives it the right name",
-        "{count:,} log files have the name of another one, the first {file}. A broker delivers "
-        "wrong messages from them; `rmqctl recover` gives them the right names",
-        count=len(exchanged), file=relative(store, exchanged[0])))
+    exchanged = sorted(path for path, trouble in paths.items() if trouble.exchanged)
+    if exchanged:
+        start.notes.append(Phrase(
+            "{file} has the name of another log file. A broker delivers wrong messages from it; "
+            "`rmqctl recover` gives it the right name",
+            "{count:,} log files have the name of another one, the first {file}. A broker delivers "
+            "wrong messages from them; `rmqctl recover` gives them the right names",
+            count=len(exchanged), file=relative(store, exchanged[0])))
+    start.notes += [Phrase(
+        "{file}: {reason}. No broker reads it there; `rmqctl recover` moves it back",
+        file=relative(store, path), reason=trouble.reason)
+        for path, trouble in paths.items() if trouble.nested]
     return start
 
 
