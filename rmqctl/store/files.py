@@ -17,7 +17,7 @@ from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats import dledger, layout
 from rmqctl.formats.local import names
-from rmqctl.formats.local.message import START_SIZE, Message, decode, total_size_at
+from rmqctl.formats.local.message import START_SIZE, Message, Record, decode, total_size_at
 from rmqctl.lazy_dataclass import dataclass
 from rmqctl.scan.source import FileSource, Witness
 
@@ -31,6 +31,8 @@ entries.
 _ASKED_RECORDS = 4
 """Maximum number of records that are read to determine which log file a file is."""
 _MAX_FIRST = 8 << 20
+_CLOCK_SLACK = 3_600_000
+"""Milliseconds by which the store times of a log may be out of order."""
 _SAMPLES, _SAMPLE = 64, 64 << 10
 """Number, and size in bytes, of the samples that show whether any record of a log file is at the
 place that the file's name gives it.
@@ -306,7 +308,8 @@ def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int)
     are in a file with another name.
 
     ``usual``: the files of ``size`` bytes, by their physical offset. The missing file must be next
-    to one of them, or between two. If several files have its records, none is chosen.
+    to one of them, or between two, and not of another broker. If several files have its records,
+    none is chosen.
     """
     files: dict[int, list[tuple[Trouble, StoreFile]]] = {}
     for trouble in troubles:
@@ -320,8 +323,25 @@ def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int)
     for base in sorted(files):
         beside = len(present) == 1 or base - size in present or base + size in present or (
             bool(usual) and min(usual) < base < max(usual))
-        if len(files[base]) == 1 and beside:
+        if len(files[base]) == 1 and beside and _is_of_this_log(files[base][0][1], usual):
             yield files[base][0]
+
+
+def _is_of_this_log(file: StoreFile, usual: Mapping[int, StoreFile]) -> bool:
+    """Return whether a file fits between the ``usual`` files before and after it: by store time or,
+    at the end of a log, by the broker's address. Many brokers have files of the same names.
+    """
+    around = (max((base for base in usual if base < file.base), default=None),
+              min((base for base in usual if base > file.base), default=None))
+    own = _first_record(file.path)
+    before, after = (None if base is None else _first_record(usual[base].path) for base in around)
+    if own is None or (before is None and after is None):
+        return own is not None
+    if before is not None and after is not None:
+        return (before.store_timestamp - _CLOCK_SLACK <= own.store_timestamp
+                <= after.store_timestamp + _CLOCK_SLACK)
+    return own.store_host in {record.store_host for record in (before, after)
+                              if record is not None}
 
 
 def _has_other_name(file: StoreFile) -> bool:
@@ -361,19 +381,39 @@ def _recorded_base(path: str) -> tuple[int | None, int]:
         with FileSource(path) as source:
             position, base = 0, None
             for _ in range(_ASKED_RECORDS):
-                head = source.read(position, START_SIZE)
-                total = total_size_at(head) if len(head) == START_SIZE else 0
-                if not START_SIZE <= total <= min(_MAX_FIRST, source.size - position):
+                record = _record_at(source, position)
+                if record is None:
                     break
-                record = decode(source.read(position, total))
                 if not record.crc_ok or (base is not None
                                          and record.physical_offset != base + position):
                     return None, source.size
                 base = record.physical_offset - position
-                position += total
+                position += record.total_size
             return base, source.size
     except (FormatError, StoreIOError):
         return None, 0
+
+
+def _first_record(path: str) -> Record | None:
+    """Return the first record of a log file; None if it is not intact."""
+    try:
+        with FileSource(path) as source:
+            record = _record_at(source, 0)
+    except (FormatError, StoreIOError):
+        return None
+    return record if record is not None and record.crc_ok else None
+
+
+def _record_at(source: FileSource, position: int) -> Record | None:
+    """Return the record at a position; None if no record of a possible size begins there.
+
+    Raises: FormatError, StoreIOError.
+    """
+    head = source.read(position, START_SIZE)
+    total = total_size_at(head) if len(head) == START_SIZE else 0
+    if not START_SIZE <= total <= min(_MAX_FIRST, source.size - position):
+        return None
+    return decode(source.read(position, total))
 
 
 def node_of(folder: str) -> str | None:

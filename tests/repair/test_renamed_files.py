@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rmqctl.formats import layout
+from rmqctl.formats.local.message import Message, is_magic, magic_at, total_size_at
 from tests.repair.accidents import bytes_of
 from tests.support import cli
 
@@ -136,6 +138,24 @@ def test_a_shorter_copy_is_extended(golden_copy) -> None:
     plan = cli.run("recover", str(store), "--apply", "--yes", "-o", "json").json()
     assert {"rename", "extend"} <= {action["action"] for action in plan["actions"]}
     assert path.stat().st_size == 65536 > size
+
+
+@pytest.mark.parametrize("name", ["next", "next.bak"])
+def test_the_next_file_of_another_broker(golden_copy, name: str) -> None:
+    """It would follow the last file, but its messages are of another broker."""
+    store, other = golden_copy("5.3.3/basic/store"), golden_copy("5.3.3/basic/store")
+    for path in log_of(store)[3:]:
+        path.unlink()
+    data, at = bytearray(log_of(other)[3].read_bytes()), 0
+    while is_magic(magic_at(data, at)):
+        place = at + layout.field(Message, "born_timestamp").offset + 8 + 8 + 8
+        data[place:place + 4] = bytes((10, 1, 1, 1))
+        at += total_size_at(data, at)
+    wanted = messages(store)
+    (store / "commitlog" / name).write_bytes(data)
+    assert messages(store) == wanted
+    plan = cli.run("recover", str(store), "-o", "json").json()
+    assert "rename" not in {action["action"] for action in plan["actions"]}
 
 
 @pytest.mark.parametrize("case", ["there", "two", "far", "other"])
