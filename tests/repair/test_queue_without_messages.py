@@ -129,3 +129,26 @@ def test_an_entry_that_leads_into_damage_stays(golden, golden_copy) -> None:
     action = next(action for action in actions if action.target == "consumequeue/renamed/0")
     assert (action.before, action.after) == (len(rows), middle + 1)
     assert (entries_of(queue) == rows[:middle + 1]).all()
+
+
+@pytest.mark.parametrize("name", ["5.3.3/basic", "4.9.3/basic"])
+@pytest.mark.parametrize("copy", ["AAA", "zzz"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_lost_messages_are_of_the_queue_that_has_others(golden_copy, name: str, copy: str,
+                                                        missing: bool) -> None:
+    """Both topics have entries for the damaged part; ``missing``: a whole file."""
+    store, again = golden_copy(f"{name}/store"), golden_copy(f"{name}/store")
+    topic = min(path.name for path in (store / "consumequeue").iterdir())
+    for root in (store, again):
+        path = sorted((root / "commitlog").iterdir())[1]
+        if missing:
+            path.unlink()
+        else:
+            with path.open("r+b") as file:
+                file.seek(9000)
+                file.write(bytes(20000))
+    folder_copied(store, topic, copy)
+    for root in (store, again):
+        cli.run("recover", str(root), "--apply", "--yes").expect(1)
+    assert rest_of(store, copy) == rest_of(again, copy)
+    cli.run("verify", str(store)).expect(0)

@@ -133,6 +133,7 @@ class Collector:
             # The filler is a message of the queue that the record itself names; other queues get
             # further entries.
             record = self._record(physical, size, region)
+            rows_here = self._of_one_topic(rows_here, record)
             rows_here.sort(key=lambda row: rank(row, record))
             batch = rows_here[0].count if rows_here[0].batch else 0
             if batch:
@@ -151,6 +152,18 @@ class Collector:
             end = physical + size
             placed.append((physical, end))
         return placed
+
+    def _of_one_topic(self, rows: list[FoundRow], record: Record | None) -> list[FoundRow]:
+        """Return the entries of one place without those of a queue that has no message in the log,
+        if the record itself or another queue is known: a copied topic folder has the same entries.
+        """
+        plain = [row for row in rows if not row.key[0].startswith(props.LMQ_PREFIX)]
+        if len({row.key for row in plain}) < 2:
+            return rows
+        own = [row for row in plain if rank(row, record)[0] == 0] or [
+            row for row in plain if any(hole.low >= 0 or hole.high < ENDLESS
+                                        for hole in self._holes.get(row.key, ()))]
+        return [row for row in rows if row not in plain or row in own] if own else rows
 
     def _take(self, key: QueueKey, offset: int, count: int, start: int, end: int) -> None:
         self._taken.setdefault(key, []).append((offset, offset + count, start, end))
