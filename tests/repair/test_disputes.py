@@ -177,3 +177,15 @@ def test_a_place_is_explained(number: int, verdict: str, remedy: str, tmp_path: 
     assert "record" in {reason["source"] for reason in place["evidence"]}
     run(*asked, "--apply").expect(2)
     run("recover", store, *SIZES, "--explain", "99999999").expect(2)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_an_index_file_of_another_store(golden, golden_copy, number: int) -> None:
+    """Some of its entries point to messages of this log, which have all their own entries."""
+    store = golden_copy("4.9.3/crash-zerocheckpoint/before")
+    paths = sorted((store / "index").iterdir())
+    paths[number].write_bytes(min((golden("4.9.3/ipv6/store") / "index").iterdir()).read_bytes())
+    plan = run("recover", str(store), "--apply", "--yes", *JSON).expect(0).json()
+    assert not any("do not match the keys" in note for note in plan["notes"])
+    assert {finding["severity"] for finding in run(
+        "verify", str(store), *JSON).json()["findings"]} <= {"info"}

@@ -11,8 +11,8 @@ hash, the cases are:
 * A change of the message explains the difference, but the entry is not proven, or another change of
   message or entry explains it as well. The case is undecided: neither message nor entry is changed.
 * No such change exists, but the entry is right. Neither message nor entry is changed. The entry is
-  right if the index has another key of the message. The entry is also right if the index entry has
-  the message's store time and the queue has the message's entry.
+  right if the index has another key of the message, with the same time. The entry is also right if
+  the index entry has the message's store time and the queue has the message's entry.
 * All other entries belong to another message, from another history of the log, and are rebuilt.
 
 An index entry is proven if it is in the chain of its own hash's slot, and the hash of the message's
@@ -363,7 +363,11 @@ def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *,
     changes = list(single_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
     is_timed = has_entry and all(
         abs(time - record.store_timestamp) <= _SECOND for time in entries.times)
-    if not changes and not (is_proven and (own & set(hashes) or is_timed)):
+    # Of one message: the entries of its keys have the same time, those of other logs do not.
+    own_times = [time for key, time in zip(hashes, entries.times, strict=True) if key in own]
+    is_together = bool(own_times) and all(
+        min(abs(time - other) for other in own_times) <= _SECOND for time in entries.times)
+    if not changes and not (is_proven and (is_together or is_timed)):
         return
     settled.keys[place] = hashes
     if len(changes) == 1 and is_proven:
