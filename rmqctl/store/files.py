@@ -287,7 +287,7 @@ def _belonging(renamed: list[Trouble], exchanged: list[StoreFile],
             own.pop(file.base, None)
         some = [Trouble(file.path, "the name of another file of the log", exchanged=True)
                 for file in exchanged]
-        placed = [*_renamed([*renamed, *some], own, size)]
+        placed = [*_renamed([*renamed, *some], own, size, {file.base for file in exchanged})]
         paths = {trouble.path for trouble, _ in placed}
         # Of the others, only those whose messages are in their right place as well are no loss.
         copies = {file.path: base for file in exchanged if file.path not in paths
@@ -302,14 +302,15 @@ def _belonging(renamed: list[Trouble], exchanged: list[StoreFile],
     yield from ((trouble, copies[trouble.path], 0) for trouble in some if trouble.path in copies)
 
 
-def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int) -> Iterator[
-        tuple[Trouble, StoreFile]]:
+def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int,
+             left: set[int]) -> Iterator[tuple[Trouble, StoreFile]]:
     """Yield (file with a wrong name, file of the log) for each missing file of a log whose records
     are in a file with another name.
 
     ``usual``: the files of ``size`` bytes, by their physical offset. The missing file must be next
     to one of them, or between two, and not of another broker. If several files have its records,
-    none is chosen.
+    none is chosen. ``left``: the names of files whose records show other ones; what shows such a
+    name was exchanged with them.
     """
     files: dict[int, list[tuple[Trouble, StoreFile]]] = {}
     for trouble in troubles:
@@ -323,7 +324,8 @@ def _renamed(troubles: list[Trouble], usual: Mapping[int, StoreFile], size: int)
     for base in sorted(files):
         beside = len(present) == 1 or base - size in present or base + size in present or (
             bool(usual) and min(usual) < base < max(usual))
-        if len(files[base]) == 1 and beside and _is_of_this_log(files[base][0][1], usual):
+        if len(files[base]) == 1 and beside and (
+                base in left or _is_of_this_log(files[base][0][1], usual)):
             yield files[base][0]
 
 

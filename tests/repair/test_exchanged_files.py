@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.repair.accidents import bytes_of
-from tests.repair.test_renamed_files import log_of, messages
+from tests.repair.test_renamed_files import log_of, messages, with_host
 from tests.support import cli
 
 STORES = ["4.9.3/basic/store", "5.3.3/basic/store"]
@@ -67,6 +67,17 @@ def test_a_broker_reads_the_names(golden_copy, name: str, swap: str) -> None:
     assert "nothing is lost so far" in " ".join(doctor.out.split())
     refused = cli.run("write", str(store), "--topic", "TP_ship_evt-x", "--body", "x").expect(6)
     assert "under its name" in refused.err
+
+
+def test_the_broker_has_another_address_since(golden_copy) -> None:
+    """Each of the last two files shows the name that the other one left."""
+    store = golden_copy("5.3.3/basic/store")
+    with_host(log_of(store)[-1], bytes((10, 1, 1, 1)))
+    before, wanted = bytes_of(store), messages(store)
+    exchange(store, SWAPS["last"])
+    assert messages(store) == wanted
+    cli.run("recover", str(store), "--apply", "--yes").expect(0)
+    assert without_repairs(store) == before
 
 
 def test_all_names_are_one_too_far(golden_copy) -> None:

@@ -30,6 +30,17 @@ def renamed(path: Path, pattern: str = "{}.bak") -> Path:
     return path.rename(path.with_name(pattern.format(path.name)))
 
 
+def with_host(path: Path, host: bytes) -> Path:
+    """Gives all records of a log file the address of another broker."""
+    data, at = bytearray(path.read_bytes()), 0
+    while is_magic(magic_at(data, at)):
+        place = at + layout.field(Message, "born_timestamp").offset + 8 + 8 + 8
+        data[place:place + 4] = host
+        at += total_size_at(data, at)
+    path.write_bytes(data)
+    return path
+
+
 @pytest.mark.parametrize("name", STORES)
 @pytest.mark.parametrize("number", [0, 2, -1])
 @pytest.mark.parametrize("pattern", NAMES)
@@ -146,13 +157,9 @@ def test_the_next_file_of_another_broker(golden_copy, name: str) -> None:
     store, other = golden_copy("5.3.3/basic/store"), golden_copy("5.3.3/basic/store")
     for path in log_of(store)[3:]:
         path.unlink()
-    data, at = bytearray(log_of(other)[3].read_bytes()), 0
-    while is_magic(magic_at(data, at)):
-        place = at + layout.field(Message, "born_timestamp").offset + 8 + 8 + 8
-        data[place:place + 4] = bytes((10, 1, 1, 1))
-        at += total_size_at(data, at)
+    path = with_host(log_of(other)[3], bytes((10, 1, 1, 1)))
     wanted = messages(store)
-    (store / "commitlog" / name).write_bytes(data)
+    shutil.copy(path, store / "commitlog" / name)
     assert messages(store) == wanted
     plan = cli.run("recover", str(store), "-o", "json").json()
     assert "rename" not in {action["action"] for action in plan["actions"]}
